@@ -1,0 +1,1 @@
+"""Connect RDMA queue pairs in one call."""
