@@ -1,1 +1,70 @@
-"""Connect RDMA queue pairs in one call."""
+"""Connect RDMA queue pairs in one call.
+
+One side::
+
+    with rdmaconnect.listen() as listener, listener.accept() as conn:
+        print(conn.recv())
+
+The other::
+
+    with rdmaconnect.connect("10.0.0.2") as conn:
+        conn.send(b"hello")
+"""
+
+from .connect import Listener, connect, listen
+from .connection import Connection
+from .endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
+from .errors import (
+    AuthenticationError,
+    CompletionError,
+    ConnectTimeout,
+    DeadlineExceeded,
+    DeviceError,
+    LibraryError,
+    LocalProtocolError,
+    ModifyError,
+    PeerClosed,
+    PeerMismatch,
+    PeerRejected,
+    ProtocolError,
+    RdmaConnectError,
+    RemoteProtocolError,
+    StateError,
+    VerbsError,
+)
+from .memory import MR
+from .path import Path
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MR",
+    "AuthenticationError",
+    "CompletionError",
+    "ConnectTimeout",
+    "Connection",
+    "DeadlineExceeded",
+    "DeviceError",
+    "Endpoint",
+    "Gid",
+    "GidEntry",
+    "LibraryError",
+    "Listener",
+    "LocalProtocolError",
+    "ModifyError",
+    "Options",
+    "Path",
+    "PeerClosed",
+    "PeerMismatch",
+    "PeerRejected",
+    "PortAddress",
+    "ProtocolError",
+    "RdmaConnectError",
+    "RemoteProtocolError",
+    "RemoteRegion",
+    "StateError",
+    "VerbsError",
+    "__version__",
+    "connect",
+    "listen",
+]

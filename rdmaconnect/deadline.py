@@ -1,0 +1,65 @@
+"""One deadline for a whole call, spent down by each of its waits."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections.abc import Iterable
+
+from .errors import DeadlineExceeded
+
+__all__ = ["Deadline", "wait_readable"]
+
+
+class Deadline:
+    """A point in time, and how much of the wait for it is left.
+
+    Args:
+        seconds: patience in seconds, 0 or more; None waits for ever.
+        error: the class that :meth:`check` raises.
+    """
+
+    def __init__(self, seconds: float | None, error: type[DeadlineExceeded] = DeadlineExceeded) -> None:
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(f"deadline_s is {seconds!r}: give seconds, 0 or more, or None to wait for ever")
+        self._started = time.monotonic()
+        self._seconds = math.inf if seconds is None else float(seconds)
+        self._error = error
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since this deadline was set."""
+        return time.monotonic() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never below 0; ``math.inf`` without a limit."""
+        return max(0.0, self._seconds - self.waited_s)
+
+    @property
+    def left_ms(self) -> int | None:
+        """Milliseconds left, rounded up, as poll(2) takes them; None without a limit."""
+        return None if math.isinf(self._seconds) else math.ceil(self.left_s * 1000)
+
+    def exceeded(self, stage: str, hint: str = "") -> DeadlineExceeded:
+        """The error that says the wait ran out at ``stage``."""
+        return self._error(stage, self.waited_s, hint)
+
+    def check(self, stage: str, hint: str = "") -> None:
+        """Raise if nothing is left.
+
+        Raises:
+            DeadlineExceeded: or the class given, with the stage and the seconds waited.
+        """
+        if self.left_s <= 0:
+            raise self.exceeded(stage, hint)
+
+
+def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> None:
+    """Sleep until one of the descriptors can be read, the slice is over, or the deadline has passed."""
+    poller = select.poll()
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    limits = [ms for ms in (deadline.left_ms, slice_ms) if ms is not None]
+    poller.poll(min(limits) if limits else None)

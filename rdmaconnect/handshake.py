@@ -1,0 +1,149 @@
+"""The conversation as a machine without I/O: messages in, events and messages out. Pure.
+
+Both roles follow the same two tables, ``SENDS`` and ``RECEIVES``: ``[role][state, message type] -> state``;
+a key that is not there is a fault. The machine knows neither clock nor socket nor device: the caller
+moves the queue pairs between ``receive`` and the answer, and hands in the random connection id.
+
+::
+
+    connector                         listener
+    ---------                         --------
+    IDLE      -- hello -->            IDLE
+    ASKED                             HEARD      (queue pair to RTR, receives posted)
+    AGREED    <-- reply --            ANSWERED
+              (queue pair to RTR, RTS)
+    JOINED    -- ready -->            JOINED     (queue pair to RTS)
+    CLOSED    <-- reject, bye -->     CLOSED
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .errors import LocalProtocolError, PeerRejected, RemoteProtocolError
+from .wire import Bye, Hello, Message, Ready, Reject, Reply
+
+__all__ = ["RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State"]
+
+
+class Role(Enum):
+    """Which side of the conversation this is."""
+
+    CONNECTOR = "connector"
+    LISTENER = "listener"
+
+
+class State(Enum):
+    """Where the conversation is; see the head of this file."""
+
+    IDLE = "idle"
+    ASKED = "asked"
+    HEARD = "heard"
+    ANSWERED = "answered"
+    AGREED = "agreed"
+    JOINED = "joined"
+    CLOSED = "closed"
+
+
+class Outcome(Enum):
+    """What became of a message that came."""
+
+    MOVED = "the conversation moved on"
+    REPEATED = "the peer repeated itself: send `said` again"
+    STALE = "it belongs to another conversation and was dropped"
+
+
+#: the id of a reject that answers bytes which could not be read
+NO_ID = bytes(16)
+
+_C, _L, _S = Role.CONNECTOR, Role.LISTENER, State
+
+#: where a message takes the role that sends it
+SENDS: dict[Role, dict[tuple[State, type], State]] = {
+    _C: {(_S.IDLE, Hello): _S.ASKED, (_S.AGREED, Ready): _S.JOINED},
+    _L: {(_S.HEARD, Reply): _S.ANSWERED},
+}
+#: where a message takes the role that it comes to
+RECEIVES: dict[Role, dict[tuple[State, type], State]] = {
+    _C: {(_S.ASKED, Reply): _S.AGREED},
+    _L: {(_S.IDLE, Hello): _S.HEARD, (_S.ANSWERED, Ready): _S.JOINED},
+}
+
+for _table in (SENDS, RECEIVES):
+    for _role in Role:
+        _table[_role].update({(s, Reject): _S.CLOSED for s in State if s is not _S.CLOSED})
+        _table[_role][_S.JOINED, Bye] = _S.CLOSED
+
+
+class Handshake:
+    """One side of one conversation.
+
+    Args:
+        role: which side.
+        id: the connection's 16 bytes: chosen by the connector, taken by the listener from the hello.
+
+    Attributes:
+        state: where it stands.
+        peer: the hello or reply that came, or None.
+        said: the last message sent, or None.
+    """
+
+    def __init__(self, role: Role, id: bytes | None = None) -> None:
+        self.role, self.id, self.state = role, id, State.IDLE
+        self.peer: Hello | Reply | None = None
+        self._heard: Message | None = None
+        self.said: Message | None = None
+
+    def send(self, message: Message) -> Message:
+        """Take note that ``message`` goes out.
+
+        Returns:
+            The message.
+
+        Raises:
+            LocalProtocolError: if it may not be sent now.
+        """
+        key = (self.state, type(message))
+        if key not in SENDS[self.role] or message.id != self.id:
+            raise LocalProtocolError(
+                f"{self.role.value}: a {type(message).__name__.lower()} may not be sent while {self.state.value}."
+            )
+        self.state = SENDS[self.role][key]
+        self.said = message
+        return message
+
+    def receive(self, message: Message) -> Outcome:
+        """Take in what came.
+
+        Returns:
+            What became of it; after MOVED, ``state`` and ``peer`` tell how.
+
+        Raises:
+            PeerRejected: the peer gave up, with its stage and reason.
+            RemoteProtocolError: the message may not come now, or does not fit the one that it answers.
+        """
+        if self.id is None and isinstance(message, Hello):
+            self.id = message.id
+        unread = isinstance(message, Reject) and message.id == NO_ID
+        if message.id != self.id and not unread:
+            return Outcome.STALE
+        if message == self._heard and self.said is not None and not isinstance(message, Bye):
+            return Outcome.REPEATED
+        key = (self.state, type(message))
+        if key not in RECEIVES[self.role]:
+            raise RemoteProtocolError(
+                f"{self.role.value}: the peer sent a {type(message).__name__.lower()} while {self.state.value}."
+            )
+        if isinstance(message, Reply) and isinstance(self.said, Hello):
+            asked, given = ([end.qp_type for end in m.ends] for m in (self.said, message))
+            if asked != given:
+                raise RemoteProtocolError(
+                    f"connector: asked for {len(asked)} queue pairs of type {asked[0]}, "
+                    f"the peer replied with {len(given)} of type {given[0]}."
+                )
+        self.state, self._heard = RECEIVES[self.role][key], message
+        if isinstance(message, Hello | Reply):
+            self.peer = message
+        if isinstance(message, Reject):
+            raise PeerRejected(message.stage, message.errno, message.why)
+        return Outcome.MOVED

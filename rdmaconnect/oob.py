@@ -1,0 +1,333 @@
+"""The out-of-band channel: frames between two hosts over ZeroMQ. The only file that imports zmq.
+
+A :class:`Channel` is the connector's DEALER, a :class:`Service` the listener's ROUTER, a :class:`Line`
+one peer's part of a service. All are driven without blocking: ``recv`` takes what is there, ``wait``
+sleeps on the descriptors until something may be. ZeroMQ retries an absent listener by itself; the
+channel's monitor tells refused, silent and foreign listeners apart.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import threading
+from collections import deque
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from .deadline import Deadline, wait_readable
+from .errors import HINTS, PeerClosed, RemoteProtocolError
+
+__all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "tcp_url"]
+
+DEFAULT_PORT = 18515
+#: frames that a line keeps before the oldest is dropped
+BACKLOG = 64
+#: the longest sleep between two looks at a socket that another thread may have looked at, ms
+_SLICE_MS = 50
+_LINGER_MS = 1000
+
+_contexts: dict[tuple[int, int], zmq.Context[zmq.Socket[bytes]]] = {}
+_contexts_lock = threading.Lock()
+
+
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    """One for each process and network namespace: ZeroMQ makes its sockets on I/O threads, and these
+    stay in the namespace of the thread that made the context."""
+    try:
+        netns = os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        netns = 0
+    with _contexts_lock:
+        key = (os.getpid(), netns)
+        if key not in _contexts:
+            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            context.set(zmq.MAX_SOCKETS, min(context.get(zmq.SOCKET_LIMIT), 65535))
+            _contexts[key] = context
+        return _contexts[key]
+
+
+@atexit.register
+def _flush() -> None:
+    """Let what was said last go out before the process ends."""
+    for (pid, _), context in _contexts.items():
+        if pid == os.getpid():
+            context.destroy(linger=_LINGER_MS)
+
+
+def tcp_url(peer: str, *, bind: bool = False) -> str:
+    """ZeroMQ's address of a peer.
+
+    Args:
+        peer: ``"host"``, ``"host:port"``, ``"[v6]:port"``, ``":port"`` or ``"*"`` when binding, or a
+            ``tcp://`` url. The port defaults to 18515.
+        bind: whether it is to listen there; then an empty host means all addresses.
+
+    Returns:
+        ``tcp://host:port``.
+
+    Raises:
+        ValueError: naming what was given.
+    """
+    if not isinstance(peer, str):
+        raise TypeError(f"the peer is {peer!r}: give a text such as 'host' or 'host:port'")
+    text = peer.strip()
+    if "://" in text and not text.startswith("tcp://"):
+        raise ValueError(f"the peer is {peer!r}: only tcp:// urls are spoken")
+    text = text.removeprefix("tcp://")
+    if text.startswith("["):
+        host, bracket, port = text.partition("]")
+        host, port = (host + bracket, port.removeprefix(":")) if bracket else ("", "?")
+    elif text.count(":") > 1:
+        host, port = f"[{text}]", ""
+    else:
+        host, colon, port = text.partition(":")
+        port = port if port or not colon else "?"
+    if bind and not host:
+        host = "*"
+    port = port or str(DEFAULT_PORT)
+    if not host or not (port.isascii() and port.isdecimal() and int(port) <= 65535 and (bind or int(port))):
+        raise ValueError(f"the peer is {peer!r}: give 'host' or 'host:port' with a port of 1 to 65535")
+    return f"tcp://{host}:{port}"
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    fd = socket.get(zmq.FD)
+    assert isinstance(fd, int)
+    return fd
+
+
+class _Wire:
+    """A ZeroMQ socket driven by its descriptor; any thread may use it."""
+
+    def __init__(self, kind: int, url: str, max_frame: int) -> None:
+        self.url = url
+        self._lock = threading.RLock()
+        self._socket: zmq.Socket[bytes] = _context().socket(kind)
+        self._socket.set(zmq.LINGER, _LINGER_MS)
+        self._socket.set(zmq.IPV6, 1)
+        self._socket.set(zmq.MAXMSGSIZE, max_frame)
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._fd = _descriptor(self._socket)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._socket.closed
+
+    def filenos(self) -> list[int]:
+        """Descriptors that become readable, once, when something may have come."""
+        return [self._fd]
+
+    def wait(self, deadline: Deadline) -> None:
+        """Sleep until something may have come. Call only after ``recv`` gave None."""
+        wait_readable(self.filenos(), deadline, _SLICE_MS)
+
+
+class Channel(_Wire):
+    """The connector's side: one peer, retried until it is there.
+
+    Args:
+        url: ``tcp://host:port``.
+        max_frame: bytes; a peer that sends a longer frame is cut off.
+
+    Raises:
+        ValueError: if ZeroMQ cannot use the url.
+    """
+
+    def __init__(self, url: str, max_frame: int) -> None:
+        super().__init__(zmq.DEALER, url, max_frame)
+        self._said: bytes | None = None
+        self._seen = "nothing answered yet"
+        self._meetings = 0
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        handshakes = (
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        self._monitor = self._socket.get_monitor_socket(events | handshakes)
+        try:
+            self._socket.connect(url)
+        except zmq.ZMQError as e:
+            self.close()
+            raise ValueError(f"connect to {url}: {e.strerror}. Give a host name or address that resolves.") from e
+
+    def filenos(self) -> list[int]:
+        return [self._fd, _descriptor(self._monitor)]
+
+    def send(self, frame: bytes) -> None:
+        """Hand one frame to ZeroMQ, which keeps it until the peer is there."""
+        with self._lock:
+            self._said = frame
+            self._socket.send(frame, zmq.NOBLOCK)
+
+    def recv(self) -> bytes | None:
+        """The next frame, or None if there is none now.
+
+        Raises:
+            RemoteProtocolError: what listens there does not speak ZeroMQ.
+        """
+        with self._lock:
+            self._look()
+            try:
+                return self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+
+    def _look(self) -> None:
+        """Read the monitor: how far did the TCP connection get?"""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            kind = event["event"]
+            if kind == zmq.EVENT_CONNECTED:
+                self._seen = "it accepted the connection, but did not speak"
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._seen = "it is there, but did not answer: is its application in accept()?"
+                self._meetings += 1
+                if self._meetings > 1 and self._said is not None:
+                    self._socket.send(self._said, zmq.NOBLOCK)  # a new process there has not heard it
+            elif kind == zmq.EVENT_CONNECT_RETRIED and "did not" not in self._seen:
+                self._seen = "nothing listens there, or a firewall drops the packets"
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._seen = "it closed the connection"
+            elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or event["value"] not in (errno.EPIPE, errno.ECONNRESET):
+                    raise RemoteProtocolError(
+                        f"connect to {self.url}: what listens there does not speak this protocol. "
+                        "Check host and port: is it rdmaconnect that listens?"
+                    )
+                self._seen = "it closed the connection before it spoke"
+
+    def seen(self) -> str:
+        """In words, how far the connection got: for the message when the deadline has passed."""
+        with self._lock:
+            self._look()
+            return f"{self.url}: {self._seen}"
+
+    def close(self) -> None:
+        """Close; what was sent still has a second to go out. Twice is fine."""
+        with self._lock:
+            if not self._socket.closed:
+                self._socket.disable_monitor()
+                self._monitor.close(linger=0)
+                self._socket.close()
+
+
+class Service(_Wire):
+    """The listener's side: many peers on one address.
+
+    Args:
+        url: ``tcp://host:port``; port 0 takes a free one.
+        max_frame: bytes; a peer that sends a longer frame loses its connection.
+
+    Attributes:
+        url: the address bound, with the real port.
+        peers: peers that are spoken with, name -> line.
+
+    Raises:
+        OSError: the address is taken, or not one of this host; says which.
+    """
+
+    def __init__(self, url: str, max_frame: int) -> None:
+        super().__init__(zmq.ROUTER, url, max_frame)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self.peers: dict[bytes, Line] = {}
+        self._strangers: deque[Line] = deque()
+        self._users = 1
+        try:
+            self._socket.bind(url)
+        except zmq.ZMQError as e:
+            self._socket.close()
+            hint = HINTS.get(("bind", errno.errorcode.get(e.errno or 0, "")), "Give an address of this host.")
+            raise OSError(e.errno, f"listen on {url}: {e.strerror}. {hint}") from e
+        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def _pump(self) -> None:
+        """Sort what has come to its lines."""
+        while True:
+            try:
+                name, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            line = self.peers.get(name.bytes)
+            if line is None:
+                address = frames[0].get("Peer-Address") if frames else ""
+                line = Line(self, name.bytes, str(address))
+                self.peers[line.name] = line
+                self._strangers.append(line)
+            if len(frames) == 1:
+                line.inbox.append(frames[0].bytes)
+
+    def accept(self) -> Line | None:
+        """A peer that was not here before, or None."""
+        with self._lock:
+            self._pump()
+            return self._strangers.popleft() if self._strangers else None
+
+    def lend(self) -> None:
+        """Keep the socket open for one user more; each :meth:`close` gives one back."""
+        with self._lock:
+            self._users += 1
+
+    def close(self) -> None:
+        """Give one use back; the last one closes the socket."""
+        with self._lock:
+            self._users -= 1
+            if self._users <= 0 and not self._socket.closed:
+                self._socket.close()
+
+
+class Line:
+    """One peer of a :class:`Service`; the same doors as a :class:`Channel`.
+
+    Attributes:
+        address: the peer's IP address as ZeroMQ gives it, or "".
+    """
+
+    def __init__(self, service: Service, name: bytes, address: str) -> None:
+        self.service, self.name, self.address = service, name, address
+        self.inbox: deque[bytes] = deque(maxlen=BACKLOG)
+        self._kept = False
+
+    def filenos(self) -> list[int]:
+        """The service's descriptors."""
+        return self.service.filenos()
+
+    def send(self, frame: bytes) -> None:
+        """Send one frame to this peer.
+
+        Raises:
+            PeerClosed: if it is gone.
+        """
+        with self.service._lock:
+            try:
+                self.service._socket.send_multipart([self.name, frame], zmq.NOBLOCK)
+            except zmq.ZMQError as e:
+                raise PeerClosed(f"send to {self.address or 'the peer'}: {e.strerror}. It closed its side.") from e
+
+    def recv(self) -> bytes | None:
+        """The next frame of this peer, or None if there is none now."""
+        with self.service._lock:
+            if not self.inbox:
+                self.service._pump()
+            return self.inbox.popleft() if self.inbox else None
+
+    def wait(self, deadline: Deadline) -> None:
+        """Sleep until something may have come. Call only after ``recv`` gave None."""
+        self.service.wait(deadline)
+
+    def keep(self) -> None:
+        """Outlive the listener: the service stays open until this line is closed too."""
+        if not self._kept:
+            self._kept = True
+            self.service.lend()
+
+    def close(self) -> None:
+        """Forget this peer. Twice is fine."""
+        with self.service._lock:
+            self.service.peers.pop(self.name, None)
+        if self._kept:
+            self._kept = False
+            self.service.close()

@@ -1,0 +1,257 @@
+"""Which attributes ``ibv_modify_qp`` needs and allows, for each queue pair type and pair of states. Pure.
+
+``TABLE[qp_type][frm, to]`` is a :class:`Row` of required and optional bits. The required columns are
+those of ibv_modify_qp(3); the optional ones those of the kernel's ``qp_state_table``
+(drivers/infiniband/core/verbs.c), as is the rule that ``IBV_QP_STATE`` is always allowed and that
+``IBV_QP_CUR_STATE`` only where the queue pair can have moved by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .abi import QpAttrMask, QpState, QpType
+from .errors import StateError
+
+__all__ = ["FIELDS", "RANGES", "TABLE", "Diagnosis", "Row", "check_ranges", "diagnose", "step"]
+
+M = QpAttrMask
+NONE = M(0)
+RESET, INIT, RTR, RTS, SQD, SQE, ERR = (
+    QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS, QpState.SQD, QpState.SQE, QpState.ERR,
+)  # fmt: skip
+RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
+RAW, XSEND, XRECV = QpType.RAW_PACKET, QpType.XRC_SEND, QpType.XRC_RECV
+
+#: bit of the mask -> the fields of ``ibv_qp_attr`` that it makes the driver read
+FIELDS: dict[QpAttrMask, tuple[str, ...]] = {
+    M.STATE: ("qp_state",),
+    M.CUR_STATE: ("cur_qp_state",),
+    M.EN_SQD_ASYNC_NOTIFY: ("en_sqd_async_notify",),
+    M.ACCESS_FLAGS: ("qp_access_flags",),
+    M.PKEY_INDEX: ("pkey_index",),
+    M.PORT: ("port_num",),
+    M.QKEY: ("qkey",),
+    M.AV: ("ah_attr",),
+    M.PATH_MTU: ("path_mtu",),
+    M.TIMEOUT: ("timeout",),
+    M.RETRY_CNT: ("retry_cnt",),
+    M.RNR_RETRY: ("rnr_retry",),
+    M.RQ_PSN: ("rq_psn",),
+    M.MAX_QP_RD_ATOMIC: ("max_rd_atomic",),
+    M.ALT_PATH: ("alt_ah_attr", "alt_pkey_index", "alt_port_num", "alt_timeout"),
+    M.MIN_RNR_TIMER: ("min_rnr_timer",),
+    M.SQ_PSN: ("sq_psn",),
+    M.MAX_DEST_RD_ATOMIC: ("max_dest_rd_atomic",),
+    M.PATH_MIG_STATE: ("path_mig_state",),
+    M.CAP: ("cap",),
+    M.DEST_QPN: ("dest_qp_num",),
+    M.RATE_LIMIT: ("rate_limit",),
+}
+
+#: field of ``ibv_qp_attr`` -> (least, greatest, what it is). Drivers accept some values outside silently.
+RANGES: dict[str, tuple[int, int, str]] = {
+    "path_mtu": (1, 5, "an ibv_mtu code: 1 is 256 bytes, 5 is 4096"),
+    "dest_qp_num": (1, 0xFFFFFF, "24 bits, and 0 is the subnet manager's"),
+    "rq_psn": (0, 0xFFFFFF, "24 bits"),
+    "sq_psn": (0, 0xFFFFFF, "24 bits"),
+    "qkey": (0, 0xFFFFFFFF, "32 bits"),
+    "timeout": (0, 31, "the code of 4.096 us x 2^timeout; 0 waits for ever"),
+    "alt_timeout": (0, 31, "the code of 4.096 us x 2^timeout; 0 waits for ever"),
+    "retry_cnt": (0, 7, "3 bits"),
+    "rnr_retry": (0, 7, "3 bits; 7 retries for ever"),
+    "min_rnr_timer": (0, 31, "a code; 0 means 655.36 ms, 12 means 0.64 ms"),
+    "max_rd_atomic": (0, 255, "8 bits"),
+    "max_dest_rd_atomic": (0, 255, "8 bits"),
+    "pkey_index": (0, 0xFFFF, "16 bits"),
+    "alt_pkey_index": (0, 0xFFFF, "16 bits"),
+    "port_num": (1, 254, "ports count from 1"),
+    "alt_port_num": (1, 254, "ports count from 1"),
+    "rate_limit": (0, 0xFFFFFFFF, "kbps, 32 bits"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One transition: the bits that must be given and the bits that may be."""
+
+    required: QpAttrMask
+    optional: QpAttrMask
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """How a mask differs from its row; both empty when the mask is right."""
+
+    missing: QpAttrMask
+    not_allowed: QpAttrMask
+
+    def __bool__(self) -> bool:
+        return bool(self.missing | self.not_allowed)
+
+    def __str__(self) -> str:
+        parts = [("missing", self.missing), ("not allowed", self.not_allowed)]
+        return "; ".join(f"{word}: {bits}" for word, bits in parts if bits) or "nothing wrong"
+
+
+_ID = "PKEY_INDEX PORT ACCESS_FLAGS"
+_AV = "AV PATH_MTU DEST_QPN RQ_PSN"
+_RESPONDER = "MAX_DEST_RD_ATOMIC MIN_RNR_TIMER"
+_REQUESTER = "TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC"
+_LIVE = "CUR_STATE ACCESS_FLAGS ALT_PATH PATH_MIG_STATE"
+_DRAINED = "AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE"
+
+# (frm, to) -> qp_type -> (required, optional); a type that is not named needs and allows nothing more.
+_ROWS: dict[tuple[QpState, QpState], dict[QpType, tuple[str, str]]] = {
+    (RESET, INIT): {
+        RC: (_ID, ""), UC: (_ID, ""), XSEND: (_ID, ""), XRECV: (_ID, ""),
+        UD: ("PKEY_INDEX PORT QKEY", ""), RAW: ("PORT", ""),
+    },
+    (INIT, INIT): {
+        RC: ("", _ID), UC: ("", _ID), XSEND: ("", _ID), XRECV: ("", _ID),
+        UD: ("", "PKEY_INDEX PORT QKEY"),
+    },
+    (INIT, RTR): {
+        RC: (f"{_AV} {_RESPONDER}", "ALT_PATH ACCESS_FLAGS PKEY_INDEX"),
+        UC: (_AV, "ALT_PATH ACCESS_FLAGS PKEY_INDEX"),
+        XSEND: (_AV, "ALT_PATH ACCESS_FLAGS PKEY_INDEX"),
+        XRECV: (f"{_AV} {_RESPONDER}", "ALT_PATH ACCESS_FLAGS PKEY_INDEX"),
+        UD: ("", "PKEY_INDEX QKEY"),
+    },
+    (RTR, RTS): {
+        RC: (_REQUESTER, f"{_LIVE} MIN_RNR_TIMER"),
+        UC: ("SQ_PSN", _LIVE),
+        XSEND: (_REQUESTER, _LIVE),
+        XRECV: ("TIMEOUT SQ_PSN", f"{_LIVE} MIN_RNR_TIMER"),
+        UD: ("SQ_PSN", "CUR_STATE QKEY"),
+        RAW: ("", "RATE_LIMIT"),
+    },
+    (RTS, RTS): {
+        RC: ("", f"{_LIVE} MIN_RNR_TIMER"), UC: ("", _LIVE), XSEND: ("", _LIVE),
+        XRECV: ("", f"{_LIVE} MIN_RNR_TIMER"), UD: ("", "CUR_STATE QKEY"), RAW: ("", "RATE_LIMIT"),
+    },
+    (RTS, SQD): dict.fromkeys((RC, UC, UD, XSEND, XRECV), ("", "EN_SQD_ASYNC_NOTIFY")),
+    (SQD, RTS): {
+        RC: ("", f"{_LIVE} MIN_RNR_TIMER"), UC: ("", _LIVE), XSEND: ("", _LIVE),
+        XRECV: ("", f"{_LIVE} MIN_RNR_TIMER"), UD: ("", "CUR_STATE QKEY"),
+    },
+    (SQD, SQD): {
+        RC: ("", f"{_DRAINED} PORT TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC {_RESPONDER}"),
+        UC: ("", _DRAINED),
+        XSEND: ("", f"{_DRAINED} PORT TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC"),
+        XRECV: ("", f"{_DRAINED} PORT TIMEOUT {_RESPONDER}"),
+        UD: ("", "PKEY_INDEX QKEY"),
+    },
+    (SQE, RTS): {UD: ("", "CUR_STATE QKEY"), UC: ("", "CUR_STATE ACCESS_FLAGS")},
+    **{(frm, RESET): {} for frm in (RESET, INIT, RTR, RTS, SQD, SQE, ERR)},
+    **{(frm, ERR): {} for frm in (INIT, RTR, RTS, SQD, SQE, ERR)},
+}  # fmt: skip
+
+
+def _bits(names: str) -> QpAttrMask:
+    mask = QpAttrMask(0)
+    for name in names.split():
+        mask |= QpAttrMask[name]
+    return mask
+
+
+def _row(frm: QpState, to: QpState, required: str, optional: str) -> Row:
+    # Without IBV_QP_STATE the kernel takes the state to stay as it is, so there it is not needed.
+    stays = frm == to
+    return Row(
+        _bits(required) | (NONE if stays else M.STATE),
+        _bits(optional) | (M.STATE if stays else NONE),
+    )
+
+
+TABLE: dict[QpType, dict[tuple[QpState, QpState], Row]] = {
+    qp_type: {(frm, to): _row(frm, to, *by_type.get(qp_type, ("", ""))) for (frm, to), by_type in _ROWS.items()}
+    for qp_type in (RC, UC, UD, RAW, XSEND, XRECV)
+}
+
+
+def _lookup(qp_type: QpType, frm: QpState, to: QpState) -> Row:
+    rows = TABLE.get(qp_type)
+    if rows is None:
+        raise StateError(f"move a QP of type {qp_type}: no table for it. There is one for {_names(TABLE)}.")
+    row = rows.get((frm, to))
+    if row is None:
+        ways = _names(b for a, b in rows if a == frm)
+        raise StateError(f"move {qp_type} QP {frm}->{to}: no such transition. From {frm} the ways are {ways}.")
+    return row
+
+
+def _names(values: object) -> str:
+    return ", ".join(str(v) for v in values)  # type: ignore[attr-defined]
+
+
+def diagnose(qp_type: QpType, frm: QpState, to: QpState, mask: int) -> Diagnosis:
+    """How ``mask`` differs from the table's row.
+
+    Args:
+        qp_type: RC, UC, UD, RAW_PACKET, XRC_SEND or XRC_RECV.
+        frm: the state the queue pair is in.
+        to: the state it is to enter; the same as ``frm`` if the mask has no ``STATE`` bit.
+        mask: the bits that would be given to ``ibv_modify_qp``.
+
+    Returns:
+        The bits missing and those not allowed; false if there are none.
+
+    Raises:
+        StateError: if the table has no such transition or no such type.
+
+    Source: kernel ``ib_modify_qp_is_ok``, ibv_modify_qp(3).
+    """
+    row = _lookup(qp_type, frm, to)
+    given = QpAttrMask(mask)
+    return Diagnosis(row.required & ~given, given & ~(row.required | row.optional | M.STATE))
+
+
+def check_ranges(values: Mapping[str, object]) -> None:
+    """Refuse values of ``ibv_qp_attr`` that are outside of what the field can mean.
+
+    Args:
+        values: field name -> value; fields without a range are passed over.
+
+    Raises:
+        ValueError: naming the field, the value seen and the range.
+    """
+    for name, value in values.items():
+        if name in RANGES and isinstance(value, int):
+            least, greatest, meaning = RANGES[name]
+            if not least <= value <= greatest:
+                raise ValueError(f"{name} is {value}: give {least} to {greatest} ({meaning})")
+
+
+def step(
+    qp_type: QpType, frm: QpState, to: QpState, values: object, optional: QpAttrMask = NONE
+) -> tuple[dict[str, object], QpAttrMask]:
+    """What to hand to ``ibv_modify_qp`` for one transition.
+
+    Args:
+        qp_type: the queue pair's type.
+        frm: the state it is in.
+        to: the state it is to enter.
+        values: an object with an attribute for each field that the row needs, named as in ``ibv_qp_attr``.
+        optional: bits of the row's optional column to give as well.
+
+    Returns:
+        (field -> value, mask): the row's required bits, ``STATE`` and ``optional``.
+
+    Raises:
+        StateError: no such transition, or ``optional`` has bits that the row does not allow.
+        ValueError: a value is outside of its range.
+
+    Source: ibv_modify_qp(3), ``struct ibv_qp_attr``.
+    """
+    mask = _lookup(qp_type, frm, to).required | M.STATE | optional
+    wrong = diagnose(qp_type, frm, to, mask)
+    if wrong:
+        raise StateError(f"move {qp_type} QP {frm}->{to}: {wrong}.")
+    attr: dict[str, object] = {"qp_state": to}
+    for bit, names in FIELDS.items():
+        if bit & mask and bit is not M.STATE:
+            attr.update({name: getattr(values, name) for name in names})
+    check_ranges(attr)
+    return attr, mask

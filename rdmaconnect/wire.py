@@ -1,0 +1,350 @@
+"""The messages of the out-of-band exchange, as bytes. Pure. This head is the protocol's specification.
+
+Transport
+    ZeroMQ. The listener binds a ROUTER, the connector connects a DEALER. Each message is one frame,
+    at most ``MAX_FRAME`` bytes. Default TCP port 18515.
+
+Encoding
+    One MessagePack map with text keys. Integers are MessagePack integers of any width, identifiers
+    are ``bin``, text is UTF-8. Unknown keys are ignored; a missing key or a value out of range makes
+    the message invalid. GIDs are 16 raw bytes in network order.
+
+Every message has
+    ======  =====  ==============================================================
+    key     type   meaning
+    ======  =====  ==============================================================
+    v       int    major version of the protocol, 1. Another one is refused.
+    t       text   ``hello``, ``reply``, ``ready``, ``reject`` or ``bye``
+    id      bin    16 random bytes, one per attempt to connect, chosen by the connector
+    ======  =====  ==============================================================
+
+hello (connector to listener) and reply (listener to connector) have besides
+    ======  =====  ==============================================================
+    qpt     int    ``ibv_qp_type``
+    qps     array  of [qp_num, psn, qkey], 1 to 4096; psn is the one its owner *sends from*;
+                   a reply has as many as the hello, in the same order
+    port    map    dev text, num, ll (``IBV_LINK_LAYER_*``), lid, mtu (``ibv_mtu``), grh bool,
+                   pkeys array of int, ird (RDMA reads and atomics this end issues at once), ord
+                   (those it answers at once), gids array of [gid bin 16, ``ibv_gid_type``, index,
+                   netdev text]; index and netdev are for messages to people only
+    rsz     int    bytes that each posted receive takes
+    mem     map    name -> [addr, length, rkey], at most 256 named memory regions
+    ======  =====  ==============================================================
+
+hello
+    wish    map    mtu (``ibv_mtu``), sl, tc, fl, pkey (int or nil)
+
+reply
+    agree   map    cg and lg (the connector's and the listener's GID entry, both nil where LIDs are
+                   used), mtu, sl, tc, fl, pkey (15 bits)
+
+ready (connector to listener): nothing more. The connector is in RTS.
+
+reject (either way, at any time)
+    stage   text   the door at which it failed, at most 64 characters
+    errno   int    0 to 4095; 0 if none
+    why     text   in words, at most 2048 characters
+
+bye (either way, after ready)
+    why     text   in words, at most 2048 characters
+
+Conversation
+    hello -> reply -> ready. On hello the listener goes to RTR with the connector's values, receives
+    posted, and replies; the connector goes to RTR and RTS, and may send at once; on ready the listener
+    goes to RTS. A message that is repeated is answered the same way again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from .abi import GidType, LinkLayer, Mtu, QpType
+from .endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from .errors import RemoteProtocolError
+from .path import Agreement, Wish
+
+__all__ = [
+    "MAX_FRAME", "MAX_QPS", "VERSION", "Bye", "Hello", "Message", "Ready", "Reject", "Reply", "decode", "encode",
+]  # fmt: skip
+
+VERSION = 1
+MAX_FRAME = 256 * 1024
+MAX_QPS = 4096
+MAX_REGIONS = 256
+MAX_TEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The connector's ends, its wishes and its named memory."""
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    wish: Wish
+    regions: dict[str, RemoteRegion]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The listener's ends, what it agreed to and its named memory."""
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    agreement: Agreement
+    regions: dict[str, RemoteRegion]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The connector is in RTS."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The sender gives up, and says where and why."""
+
+    id: bytes
+    stage: str
+    errno: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The sender closes a connection that stood."""
+
+    id: bytes
+    why: str
+
+
+Message = Hello | Reply | Ready | Reject | Bye
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message.
+
+    Args:
+        message: any of the five.
+
+    Returns:
+        One frame.
+
+    Raises:
+        ValueError: if it would be larger than ``MAX_FRAME``.
+    """
+    kind, body = _ENCODERS[type(message)](message)
+    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **body})
+    if len(frame) > MAX_FRAME:
+        raise ValueError(f"the {kind} is {len(frame)} bytes long: at most {MAX_FRAME} may be sent")
+    return frame
+
+
+def decode(frame: bytes) -> Message:
+    """One message from its bytes.
+
+    Args:
+        frame: as it came; nothing in it is trusted.
+
+    Returns:
+        The message, every value in range.
+
+    Raises:
+        RemoteProtocolError: if it is too long, not MessagePack, of another version, or invalid in any part.
+    """
+    if len(frame) > MAX_FRAME:
+        raise RemoteProtocolError(f"decode: the peer's frame has {len(frame)} bytes, at most {MAX_FRAME} are taken.")
+    try:
+        body = msgpack.unpackb(frame, strict_map_key=True)
+    except (ValueError, RecursionError, msgpack.UnpackException) as e:
+        raise RemoteProtocolError(
+            f"decode: the peer's {len(frame)} bytes are not a message ({type(e).__name__}). "
+            "Is it rdmaconnect that listens on that port?"
+        ) from None
+    if not isinstance(body, dict) or "v" not in body:
+        raise RemoteProtocolError("decode: the peer's frame has no version. Is it rdmaconnect on that port?")
+    if body["v"] != VERSION:
+        raise RemoteProtocolError(
+            f"decode: the peer speaks version {_short(body['v'])} of the protocol, this side {VERSION}. "
+            "Install the same major version of rdmaconnect on both."
+        )
+    try:
+        kind = _get(body, "t", str)
+        reader = _DECODERS.get(kind)
+        if reader is None:
+            raise ValueError(f"t is {_short(kind)}")
+        ident = _get(body, "id", bytes)
+        if len(ident) != 16:
+            raise ValueError(f"id has {len(ident)} bytes, not 16")
+        return reader(ident, body)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
+
+
+def _short(value: object, limit: int = 60) -> str:
+    """What a peer sent, made safe for a line of text."""
+    return ascii(str(value))[1:-1][:limit]
+
+
+def _get(body: Any, key: str, kind: type[Any]) -> Any:
+    if not isinstance(body, dict) or key not in body:
+        raise ValueError(f"{key} is missing")
+    value = body[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _list(body: Any, key: str, most: int, least: int = 0) -> list[Any]:
+    value = _get(body, key, list)
+    if not least <= len(value) <= most:
+        raise ValueError(f"{key} has {len(value)} entries: {least} to {most} are allowed")
+    return list(value)
+
+
+def _row(value: Any, *kinds: type[Any]) -> list[Any]:
+    if not isinstance(value, list) or len(value) < len(kinds):
+        raise ValueError(f"an entry is {_short(value)}: {len(kinds)} values are due")
+    return [_get({"entry": v}, "entry", kind) for v, kind in zip(value, kinds, strict=False)]
+
+
+def _text(body: Any, key: str, most: int) -> str:
+    value = _get(body, key, str)
+    if len(value) > most:
+        raise ValueError(f"{key} has {len(value)} characters: at most {most} are allowed")
+    return "".join(c if c.isprintable() else "?" for c in value)
+
+
+def _int(body: Any, key: str, most: int, least: int = 0) -> int:
+    value: int = _get(body, key, int)
+    if not least <= value <= most:
+        raise ValueError(f"{key} is {value}: {least} to {most} are allowed")
+    return value
+
+
+# ---- one pair for each thing that a message carries
+
+
+def _put_gid(entry: GidEntry | None) -> list[Any] | None:
+    return None if entry is None else [entry.gid.raw, int(entry.gid_type), entry.gid_index, entry.netdev]
+
+
+def _take_gid(value: Any) -> GidEntry:
+    raw, kind, index, netdev = _row(value, bytes, int, int, str)
+    return GidEntry(Gid(raw), GidType(kind), index, _text({"netdev": netdev}, "netdev", 64))
+
+
+def _put_port(port: PortAddress) -> dict[str, Any]:
+    return {
+        "dev": port.device,
+        "num": port.port_num,
+        "ll": int(port.link_layer),
+        "lid": port.lid,
+        "mtu": int(port.active_mtu),
+        "grh": port.grh_required,
+        "pkeys": list(port.pkeys),
+        "ird": port.max_rd_atomic,
+        "ord": port.max_dest_rd_atomic,
+        "gids": [_put_gid(entry) for entry in port.gids],
+    }
+
+
+def _take_port(body: Any) -> PortAddress:
+    return PortAddress(
+        device=_text(body, "dev", 64),
+        port_num=_get(body, "num", int),
+        link_layer=LinkLayer(_int(body, "ll", 255)),
+        lid=_get(body, "lid", int),
+        active_mtu=Mtu(_int(body, "mtu", 5, 1)),
+        grh_required=_get(body, "grh", bool),
+        pkeys=tuple(_list(body, "pkeys", 256)),
+        max_rd_atomic=_get(body, "ird", int),
+        max_dest_rd_atomic=_get(body, "ord", int),
+        gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
+    )
+
+
+def _put_side(ends: tuple[Endpoint, ...], regions: dict[str, RemoteRegion]) -> dict[str, Any]:
+    first = ends[0]
+    return {
+        "qpt": int(first.qp_type),
+        "qps": [[end.qp_num, end.psn, end.qkey] for end in ends],
+        "port": _put_port(first.port),
+        "rsz": first.recv_size,
+        "mem": {name: [r.addr, r.length, r.rkey] for name, r in regions.items()},
+    }
+
+
+def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion]]:
+    qp_type, port = QpType(_int(body, "qpt", 255)), _take_port(_get(body, "port", dict))
+    rsz = _get(body, "rsz", int)
+    qps = [_row(value, int, int, int) for value in _list(body, "qps", MAX_QPS, 1)]
+    ends = tuple(Endpoint(qp_type, qp_num, psn, port, rsz, qkey) for qp_num, psn, qkey in qps)
+    mem = _get(body, "mem", dict)
+    if len(mem) > MAX_REGIONS:
+        raise ValueError(f"mem has {len(mem)} entries: at most {MAX_REGIONS} are allowed")
+    regions = {}
+    for name, value in mem.items():
+        addr, length, rkey = _row(value, int, int, int)
+        regions[_text({"name": name}, "name", 256)] = RemoteRegion(addr, rkey, length)
+    return ends, regions
+
+
+def _put_wish(wish: Wish) -> dict[str, Any]:
+    return {
+        "mtu": int(wish.path_mtu), "sl": wish.sl, "tc": wish.traffic_class, "fl": wish.flow_label, "pkey": wish.pkey,
+    }  # fmt: skip
+
+
+def _take_wish(body: Any) -> Wish:
+    pkey = None if body.get("pkey") is None else _get(body, "pkey", int)
+    return Wish(Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int), pkey)
+
+
+def _put_agreement(a: Agreement) -> dict[str, Any]:
+    return {
+        "cg": _put_gid(a.connector_gid), "lg": _put_gid(a.listener_gid),
+        "mtu": int(a.path_mtu), "sl": a.sl, "tc": a.traffic_class, "fl": a.flow_label, "pkey": a.pkey,
+    }  # fmt: skip
+
+
+def _take_agreement(body: Any) -> Agreement:
+    mine, theirs = (None if body.get(key) is None else _take_gid(body[key]) for key in ("cg", "lg"))
+    wish = _take_wish(body)
+    if not wish.pkey:
+        raise ValueError("pkey is missing")
+    return Agreement(mine, theirs, wish.path_mtu, wish.sl, wish.traffic_class, wish.flow_label, wish.pkey)
+
+
+def _take_hello(ident: bytes, body: Any) -> Hello:
+    ends, regions = _take_side(body)
+    return Hello(ident, ends, _take_wish(_get(body, "wish", dict)), regions)
+
+
+def _take_reply(ident: bytes, body: Any) -> Reply:
+    ends, regions = _take_side(body)
+    return Reply(ident, ends, _take_agreement(_get(body, "agree", dict)), regions)
+
+
+_ENCODERS: dict[type, Callable[[Any], tuple[str, dict[str, Any]]]] = {
+    Hello: lambda m: ("hello", {**_put_side(m.ends, m.regions), "wish": _put_wish(m.wish)}),
+    Reply: lambda m: ("reply", {**_put_side(m.ends, m.regions), "agree": _put_agreement(m.agreement)}),
+    Ready: lambda m: ("ready", {}),
+    Reject: lambda m: ("reject", {"stage": m.stage[:64], "errno": m.errno, "why": m.why[:MAX_TEXT]}),
+    Bye: lambda m: ("bye", {"why": m.why[:MAX_TEXT]}),
+}
+
+_DECODERS: dict[str, Callable[[bytes, Any], Message]] = {
+    "hello": _take_hello,
+    "reply": _take_reply,
+    "ready": lambda ident, body: Ready(ident),
+    "reject": lambda ident, body: Reject(
+        ident, _text(body, "stage", 64), _int(body, "errno", 4095), _text(body, "why", MAX_TEXT)
+    ),
+    "bye": lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT)),
+}

@@ -1,0 +1,245 @@
+"""Asks a C compiler whether `rdmaconnect.abi` says what a real `infiniband/verbs.h` says.
+
+Every statement about the ABI becomes one line of C: a `_Static_assert` that holds if the statement is true. The
+compiler reads the header and the lines; a line that it complains about is a statement that is false.
+
+A header may be older than the structs of `rdmaconnect.abi`. What it lacks must be listed in `abi.SINCE`, and is left
+out of the structs before they are compared, so that an old header proves the layout an old library has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rdmaconnect import abi
+from rdmaconnect.abi.cstruct import scope
+from rdmaconnect.abi.ctext import Declaration, declarations, layout
+
+CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+SCOPE = scope(abi.STRUCTS)
+CONSTANTS = {"IBV_SYSFS_NAME_MAX": "64", "IBV_SYSFS_PATH_MAX": "256"}
+
+
+class Check(NamedTuple):
+    """A statement and the line of C that compiles if it is true."""
+
+    what: str
+    code: str
+
+
+class Header:
+    """One `infiniband/verbs.h`.
+
+    Args:
+        label: what to call it; a number is the rdma-core release it is from.
+        include: the directory that holds `infiniband`.
+    """
+
+    def __init__(self, label: str, include: Path) -> None:
+        self.label, self.include = label, include
+
+    def __repr__(self) -> str:
+        return self.label
+
+    @property
+    def release(self) -> int | None:
+        return int(self.label) if self.label.isdigit() else None
+
+    def compiler(self, *args: str, code: str = "") -> subprocess.CompletedProcess[str]:
+        """Run the compiler over `code`, with this header included first, on line 1."""
+        assert CC
+        with tempfile.TemporaryDirectory() as where:
+            source = Path(where, "abi.c")
+            source.write_text("#include <infiniband/verbs.h>\n" + code)
+            command = [CC, "-std=gnu11", "-w", f"-I{self.include}", *args, source.name]
+            return subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The header after the preprocessor: no comments, no macros."""
+        done = self.compiler("-E", "-P")
+        assert done.returncode == 0, done.stderr
+        for name, value in CONSTANTS.items():
+            done.stdout = re.sub(rf"\b{name}\]", f"{value}]", done.stdout)
+        return done.stdout
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        """Every identifier of the header, macros included."""
+        return set(re.findall(r"[A-Za-z_]\w*", self.text + self.compiler("-E", "-dM").stdout))
+
+    @functools.cached_property
+    def enums(self) -> dict[str, list[str]]:
+        """Enumerators of each enum with a tag."""
+        found = re.findall(r"\benum\s+(\w+)\s*\{([^}]*)\}", self.text)
+        return {tag: re.findall(r"(?:^|,)\s*(\w+)", body) for tag, body in found}
+
+    @functools.cached_property
+    def structs(self) -> dict[str, str]:
+        """The text between the braces of each struct and union with a tag."""
+        found = {}
+        for match in re.finditer(r"\b(?:struct|union)\s+(\w+)\s*\{", self.text):
+            found[match[1]] = self.text[match.end() : _closing(self.text, match.end())]
+        return found
+
+    @functools.cached_property
+    def inlines(self) -> dict[str, str]:
+        """The bodies of the inline functions."""
+        found = {}
+        for match in re.finditer(r"\bstatic inline\b[^{};]*?\b(\w+)\s*\([^{};]*\)\s*\{", self.text):
+            found[match[1]] = self.text[match.end() : _closing(self.text, match.end())]
+        return found
+
+    @functools.cached_property
+    def functions(self) -> set[str]:
+        """The exported functions of libibverbs that the header declares."""
+        flat = re.sub(r"\{[^{}]*\}", ";", re.sub(r"__attribute__\s*\(\(.*?\)\)", "", self.text))
+        return set(re.findall(r"\b(_?ibv_\w+|mult_to_ibv_rate|mbps_to_ibv_rate)\s*\([^();]*\)\s*;", flat))
+
+    def has(self, name: str) -> bool:
+        """Whether the header has a name as `abi.SINCE` writes it."""
+        struct, _, member = name.rpartition(".")
+        return member in re.findall(r"\w+", self.structs.get(struct, "")) if struct else name in self.words
+
+    def should_have(self, name: str) -> bool:
+        """Whether a name must be in the header: all but those that `abi.SINCE` lists and that are indeed absent."""
+        return name not in abi.SINCE or self.has(name)
+
+
+def _closing(text: str, at: int) -> int:
+    """Where the brace that was opened just before `at` is closed."""
+    depth = 1
+    while depth:
+        brace = re.compile(r"[{}]").search(text, at)
+        assert brace
+        depth, at = depth + (1 if brace[0] == "{" else -1), brace.end()
+    return at - 1
+
+
+def headers() -> list[Header]:
+    """The headers to compare with: `$RDMACONNECT_HEADERS/<release>/usr/include`, or else the system's."""
+    if CC is None:
+        return []
+    root = os.environ.get("RDMACONNECT_HEADERS")
+    if root:
+        found = sorted(Path(root).glob("*/usr/include/infiniband/verbs.h"), key=lambda p: p.parts[-5].zfill(4))
+        assert found, f"RDMACONNECT_HEADERS={root} holds no <release>/usr/include/infiniband/verbs.h"
+        return [Header(path.parts[-5], path.parents[1]) for path in found]
+    return [Header("system", Path("/usr/include"))] if Path("/usr/include/infiniband/verbs.h").exists() else []
+
+
+def members(text: str, path: str = "") -> Iterator[tuple[str, Declaration]]:
+    """Every member in the text of a struct, those of structs without a tag included, with its path."""
+    for found in declarations(text, SCOPE):
+        inner = f"{path}{found.name}"
+        yield inner, found
+        if "{" in found.text:
+            body = found.text[found.text.index("{") + 1 : found.text.rindex("}")]
+            yield from members(body, f"{inner}." if found.name else path)
+
+
+def as_of(header: Header, name: str, cls: Any) -> Any:
+    """The struct as `header` has it: without the members that came later."""
+    kept = [d for d in declarations(cls._c_, SCOPE, name) if header.should_have(f"{name}.{d.name}")]
+    parent: Any = ctypes.Union if issubclass(cls, ctypes.Union) else ctypes.Structure
+    anonymous, fields = layout(kept)
+    text = "".join(f"{d.text};" for d in kept)
+    return type(parent)(name, (parent,), {"_anonymous_": anonymous, "_fields_": fields, "_c_": text})
+
+
+def enum_checks(header: Header, cls: Any, c_name: str | None, prefix: str) -> Iterator[Check]:
+    """Each enumerator's value; and that an enum is as wide as an int."""
+    if c_name and c_name in header.enums:
+        yield Check(f"enum {c_name}", f'_Static_assert(sizeof(enum {c_name}) == sizeof(int), "");')
+    for short, member in cls.__members__.items():
+        name = prefix + short
+        if header.should_have(name):
+            yield Check(name, f'_Static_assert((long long)({name}) == {int(member)}LL, "");')
+
+
+def struct_checks(header: Header, name: str, cls: Any) -> Iterator[Check]:
+    """Size and alignment of a struct; offset, size and exact C type of every member."""
+    old = as_of(header, name, cls)
+    kind = f"{'union' if issubclass(cls, ctypes.Union) else 'struct'} {name}"
+    yield Check(f"sizeof {name}", f'_Static_assert(sizeof({kind}) == {ctypes.sizeof(old)}, "");')
+    yield Check(f"alignof {name}", f'_Static_assert(_Alignof({kind}) == {ctypes.alignment(old)}, "");')
+    for path, found in members(old._c_):
+        if found.name:
+            where = f"{name}.{path}"
+            offset, size = place(old, path)
+            it = f"(({kind} *)0)->{path}"
+            yield Check(f"offset {where}", f'_Static_assert(__builtin_offsetof({kind}, {path}) == {offset}, "");')
+            yield Check(f"size {where}", f'_Static_assert(sizeof({it}) == {size}, "");')
+            if "{" not in found.text:
+                yield same_type(f"type {where}", found.name, found.text, it)
+
+
+def place(cls: Any, path: str) -> tuple[int, int]:
+    """Offset and size of a member, by a path such as `wr.rdma.rkey`."""
+    offset = size = 0
+    for name in path.split("."):
+        field = getattr(cls, name)
+        offset, size = offset + field.offset, field.size
+        cls = type_of(cls, name)
+    return offset, size
+
+
+def type_of(cls: Any, name: str) -> Any:
+    """The class of a member, which may belong to an anonymous member."""
+    for field, ctype, *_ in cls._fields_:
+        found = ctype if field == name else type_of(ctype, name) if field in cls._anonymous_ else None
+        if found:
+            return found
+    return None
+
+
+def prototype_check(prototype: abi.Prototype) -> Check:
+    """That the header declares a function of exactly this type."""
+    name = prototype.name
+    return same_type(f"prototype {name}", name, prototype.text, name)
+
+
+def same_type(what: str, name: str, text: str, expression: str) -> Check:
+    """That `expression` has the C type that the declaration `text` gives to `name`."""
+    ours = "ours_" + re.sub(r"\W", "_", what)
+    text = re.sub(rf"\b{name}\b(?=\)\(|\(|\[|$)", ours, " ".join(text.split()))
+    types = f"__typeof__({ours}), __typeof__({expression})"
+    return Check(what, f'extern {text}; _Static_assert(__builtin_types_compatible_p({types}), "");')
+
+
+def checks(header: Header) -> list[Check]:
+    """Everything that `rdmaconnect.abi` says, as far as this header can know it."""
+    found: list[Check] = []
+    for cls, (c_name, prefix) in abi.ENUMS.items():
+        found += enum_checks(header, cls, c_name, prefix)
+    for name, cls in abi.STRUCTS.items():
+        found += struct_checks(header, name, cls)
+    for type_ in (abi.pthread_mutex_t, abi.pthread_cond_t):
+        name, size, alignment = type_.__name__, ctypes.sizeof(type_), ctypes.alignment(type_)
+        found.append(Check(f"sizeof {name}", f'_Static_assert(sizeof({name}) == {size}, "");'))
+        found.append(Check(f"alignof {name}", f'_Static_assert(_Alignof({name}) == {alignment}, "");'))
+    for name, prototype in abi.PROTOTYPES.items():
+        if header.should_have(name):
+            found.append(prototype_check(prototype))
+    return found
+
+
+def refuted(header: Header, statements: Iterable[Check]) -> list[str]:
+    """Compile the statements against a header; return those that the compiler refuses."""
+    statements = list(statements)
+    macros = "".join(f"#undef {name}\n" for name in abi.PROTOTYPES)
+    first = macros.count("\n") + 2
+    done = header.compiler("-fsyntax-only", code=macros + "\n".join(check.code for check in statements) + "\n")
+    lines = sorted({int(n) for n in re.findall(r"^abi\.c:(\d+):\d+: error", done.stderr, re.M)})
+    assert bool(lines) == bool(done.returncode), done.stderr
+    assert all(line >= first for line in lines), done.stderr
+    return [statements[line - first].what for line in lines]
