@@ -23,8 +23,6 @@ from .wire import Bye, decode, encode
 
 __all__ = ["Connection"]
 
-#: polls of the completion queue before it is armed and slept on
-SPIN = 500
 #: the longest sleep: another thread may have taken the event, ms
 _SLICE_MS = 50
 #: work-request ids from here on are sends; below they are receive slots
@@ -387,7 +385,7 @@ class Connection:
 
     def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> None:
         """Make progress until ``ready``: first by polling, then asleep on the channel."""
-        for _ in range(SPIN):
+        for _ in range(self._prepared.options.spin):
             self._progress()
             if ready():
                 return
@@ -414,16 +412,13 @@ class Connection:
 
     def _look_at_link(self) -> None:
         """Has the peer said good-bye?"""
-        while self._peer_left is None:
-            try:
-                frame = self._link.recv()
-                if frame is None:
-                    return
+        try:
+            while self._peer_left is None and (frame := self._link.recv()) is not None:
                 message = decode(frame)
                 if self._handshake.receive(message) is Outcome.MOVED and isinstance(message, Bye):
                     self._peer_left = f"the peer closed the connection ({message.why})."
-            except RdmaConnectError as e:
-                self._peer_left = f"the peer gave up: {e}"
+        except RdmaConnectError as e:
+            self._peer_left = f"the peer gave up: {e}"
 
     # ---- the end
 

@@ -96,8 +96,13 @@ class GidEntry:
     def __post_init__(self) -> None:
         _within("gid_index", self.gid_index, 0, 255)
 
+    @property
+    def type_words(self) -> str:
+        """The type as people write it: ``RoCE v2``."""
+        return _GID_WORDS.get(self.gid_type, str(self.gid_type))
+
     def __str__(self) -> str:
-        return f"gid_index {self.gid_index} ({self.gid}, {_GID_WORDS.get(self.gid_type, str(self.gid_type))})"
+        return f"gid_index {self.gid_index} ({self.gid}, {self.type_words})"
 
 
 _GID_WORDS = {GidType.IB: "IB", GidType.ROCE_V1: "RoCE v1", GidType.ROCE_V2: "RoCE v2"}
@@ -246,6 +251,7 @@ class Options:
         recv_size: bytes of each posted receive, 1 to 2**30: the longest message that the peer may send.
         recv_depth: receives kept posted, 1 to 2**15.
         send_depth: sends that may be on their way at once, 1 to 2**15.
+        spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
     """
 
     device: str | None = None
@@ -265,13 +271,14 @@ class Options:
     recv_size: int = 65536
     recv_depth: int = 16
     send_depth: int = 16
+    spin: int = 500
 
     def __post_init__(self) -> None:
         limits = {
             "port_num": (1, 254), "gid_index": (0, 255), "sl": (0, 15), "traffic_class": (0, 255),
             "flow_label": (0, 0xFFFFF), "pkey": (1, 0xFFFF), "timeout": (0, 31), "retry_cnt": (0, 7),
             "rnr_retry": (0, 7), "min_rnr_timer": (0, 31), "max_rd_atomic": (0, 255), "hop_limit": (1, 255),
-            "recv_size": (1, 2**30), "recv_depth": (1, 2**15), "send_depth": (1, 2**15),
+            "recv_size": (1, 2**30), "recv_depth": (1, 2**15), "send_depth": (1, 2**15), "spin": (0, 2**31),
         }  # fmt: skip
         for name, (least, greatest) in limits.items():
             value = getattr(self, name)

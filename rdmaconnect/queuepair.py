@@ -125,7 +125,7 @@ class QueuePair(Owned):
         hint = HINTS.get((f"ibv_modify_qp {to}", errno.errorcode.get(number, "")), "")
         if hint and local is not None and remote is not None:
             hint = hint.format(
-                gid_index=local.gid_index, local_gid=f"{local.gid}, {local.gid_type}", remote_gid=remote.gid
+                gid_index=local.gid_index, local_gid=f"{local.gid}, {local.type_words}", remote_gid=remote.gid
             )
         elif "{" in hint:
             hint = ""

@@ -103,7 +103,8 @@ class Header:
     def functions(self) -> set[str]:
         """The exported functions of libibverbs that the header declares."""
         flat = re.sub(r"\{[^{}]*\}", ";", re.sub(r"__attribute__\s*\(\(.*?\)\)", "", self.text))
-        return set(re.findall(r"\b(_?ibv_\w+|mult_to_ibv_rate|mbps_to_ibv_rate)\s*\([^();]*\)\s*;", flat))
+        names = re.findall(r"\b(_?ibv_\w+|mult_to_ibv_rate|mbps_to_ibv_rate)\s*\([^();]*\)\s*;", flat)
+        return set(names) - set(self.inlines)
 
     def has(self, name: str) -> bool:
         """Whether the header has a name as `abi.SINCE` writes it."""

@@ -1,0 +1,332 @@
+"""`rdmaconnect.abi` against the real headers (see `abi_header`), and what of it needs no header."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import re
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import pytest
+from abi_header import (
+    CC,
+    Check,
+    Header,
+    as_of,
+    checks,
+    enum_checks,
+    headers,
+    members,
+    prototype_check,
+    refuted,
+    struct_checks,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdmaconnect import abi
+from rdmaconnect.abi import AccessFlags, Fails, Mtu, QpAttrMask, QpState, Rate, WcOpcode, WcStatus, bits
+from rdmaconnect.abi.cenum import CEnum, CFlag
+from rdmaconnect.abi.cstruct import scope
+from rdmaconnect.abi.ctext import declarations
+
+HEADERS = headers()
+NO_HEADER = (
+    "no C compiler" if CC is None else "no infiniband/verbs.h: install libibverbs-dev or set RDMACONNECT_HEADERS"
+)
+every_header = pytest.mark.parametrize(
+    "header", HEADERS or [pytest.param(None, marks=pytest.mark.skip(f"no {MISSING}"), id="none")], ids=repr
+)
+
+ENUM_CLASSES = sorted(abi.ENUMS, key=lambda cls: cls.__name__)
+FLAGS = [cls for cls in ENUM_CLASSES if issubclass(cls, CFlag)]
+PLAIN = [cls for cls in ENUM_CLASSES if issubclass(cls, CEnum)]
+
+LEFT_OUT = r"flow|counter|comp_cntr|dmah|tph|_buf|mr_init_attr|reg_mr_ex|fd_arr|wr_opcode_str|ind_table_init_attr_mask"
+"""Topics of the header that this package leaves alone: packet steering, counters, DMA handles, allocated buffers."""
+
+NOT_OPS = {
+    "__ibv_reg_mr": "calls ibv_reg_mr or ibv_reg_mr_iova2",
+    "__ibv_reg_mr_iova": "calls ibv_reg_mr_iova or ibv_reg_mr_iova2",
+    "ibv_cq_ex_to_cq": "a cast",
+    "ibv_flow_label_to_udp_sport": "arithmetic",
+    "ibv_inc_rkey": "arithmetic",
+    "ibv_is_qpt_supported": "arithmetic",
+    "ibv_query_gid_ex": "calls _ibv_query_gid_ex",
+    "ibv_query_gid_table": "calls _ibv_query_gid_table",
+    "verbs_get_ctx": "finds the table",
+}
+"""Inline functions of the header that go through no table."""
+
+TABLES = {
+    "context": abi.ibv_context_ops,
+    "verbs_context": abi.verbs_context,
+    "cq_ex": abi.ibv_cq_ex,
+    "qp_ex": abi.ibv_qp_ex,
+    "wq": abi.ibv_wq,
+    "dm": abi.ibv_dm,
+}
+
+
+# ------------------------------------------------------------------------------------------- with a header
+
+
+@every_header
+def test_the_compiler_agrees(header: Header, record_property: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    statements = checks(header)
+    kinds = [check.what.split()[0] for check in statements]
+    count = {kind: kinds.count(kind) for kind in ("sizeof", "offset", "size", "type", "prototype")}
+    count["enumerator"] = sum(kind.startswith("IBV_") for kind in kinds)
+    record_property("assertions", len(statements))
+    with capsys.disabled():
+        details = ", ".join(f"{number} {kind}" for kind, number in count.items())
+        print(f"\nABI of rdma-core {header.label}: {len(statements)} assertions ({details})")
+
+    assert refuted(header, statements) == []
+    assert len(statements) > 2000
+
+
+@every_header
+def test_since_is_the_release_that_brought_it(header: Header) -> None:
+    if header.release is None:
+        pytest.skip("the release of the system's header is not known")
+    wrong = {name: release for name, release in abi.SINCE.items() if header.has(name) != (release <= header.release)}
+    assert wrong == {}
+
+
+@every_header
+def test_no_enumerator_of_the_header_is_missing(header: Header) -> None:
+    for cls, (c_name, prefix) in abi.ENUMS.items():
+        ours = {prefix + name for name in cls.__members__}
+        theirs = set(header.enums.get(c_name or "", [])) if c_name and c_name.startswith("ibv_") else set()
+        assert theirs <= ours, cls
+
+
+@every_header
+def test_structs_have_the_members_of_the_header_in_order(header: Header) -> None:
+    for name in abi.STRUCTS:
+        theirs = [path for path, _ in members(header.structs[name])]
+        ours = [path for path, _ in members(abi.STRUCTS[name]._c_) if header.should_have(f"{name}.{path}")]
+        assert ours == theirs, name
+
+
+@every_header
+def test_what_is_left_out_is_left_out_on_purpose(header: Header) -> None:
+    ours = {c_name for c_name, _ in abi.ENUMS.values()} | set(abi.STRUCTS) | set(abi.PROTOTYPES)
+    theirs = {*header.enums, *header.structs, *header.functions}
+    missing = {name for name in theirs if re.match(r"_?(ibv|verbs|mult_to|mbps_to)_", name)} - ours
+    assert [name for name in sorted(missing) if not re.search(LEFT_OUT, name)] == []
+
+
+@every_header
+def test_ops_are_what_the_inlines_do(header: Header) -> None:
+    inlines = {name.replace("___ibv_query_port", "ibv_query_port"): body for name, body in header.inlines.items()}
+    ours = {f"ibv_{n.removeprefix('ibv_')}" for n in inlines} - set(abi.OPS) - set(NOT_OPS)
+    assert [name for name in sorted(ours & set(inlines)) if not re.search(LEFT_OUT, name)] == []
+    for op in abi.OPS.values():
+        if op.name not in inlines and f"{op.table}.{op.field}" in {"qp_ex.wr_flush"}:
+            continue
+        body = inlines[op.name]
+        holder = {"context": r"ops\.", "verbs_context": "vctx->"}.get(op.table, r"\w+->")
+        assert re.search(rf"{holder}{op.field}\(", body), op
+        if "return NULL;" in body:
+            assert op.fails is Fails.NULL_ERRNO, op
+        elif "return EOPNOTSUPP;" in body or "return EINVAL;" in body:
+            assert op.fails is Fails.ERRNO_RETURNED, op
+
+
+@every_header
+def test_structs_have_only_grown(header: Header) -> None:
+    """What an older library has is where the newest header says: at the same offset, or as far from the end."""
+    for name, cls in abi.STRUCTS.items():
+        old = as_of(header, name, cls)
+        shift = ctypes.sizeof(cls) - ctypes.sizeof(old) if cls is abi.verbs_context else 0
+        for field, *_ in old._fields_:
+            assert getattr(cls, field).offset == getattr(old, field).offset + shift, f"{name}.{field}"
+
+
+def planted(header: Header) -> dict[str, list[Check]]:
+    """A false statement of each kind, by what the compiler must say about it."""
+
+    class ibv_sge(ctypes.Structure):
+        _c_ = "uint64_t addr; uint32_t lkey; uint32_t length;"
+
+    class ibv_recv_wr(ctypes.Structure):
+        _c_ = "uint64_t wr_id; struct ibv_recv_wr *next; struct ibv_sge *sg_list; int num_sge; uint64_t more;"
+
+    class ibv_qp_cap(ctypes.Structure):
+        _c_ = abi.ibv_qp_cap._c_.replace("uint32_t max_recv_wr", "int max_recv_wr")
+
+    class ibv_context_ops(ctypes.Structure):
+        _c_ = abi.ibv_context_ops._c_.replace("int num_entries", "unsigned int num_entries")
+
+    class ReadyState(IntEnum):
+        RTR = 3
+
+    def prototype(text: str) -> Check:
+        name = re.findall(r"(\w+)\(", text)[0]
+        return prototype_check(abi.Prototype(name, None, (), Fails.NEVER, text, ""))
+
+    return {
+        "offset ibv_sge.length": list(struct_checks(header, "ibv_sge", ibv_sge)),
+        "sizeof ibv_recv_wr": list(struct_checks(header, "ibv_recv_wr", ibv_recv_wr)),
+        "type ibv_qp_cap.max_recv_wr": list(struct_checks(header, "ibv_qp_cap", ibv_qp_cap)),
+        "type ibv_context_ops.poll_cq": list(struct_checks(header, "ibv_context_ops", ibv_context_ops)),
+        "IBV_QPS_RTR": list(enum_checks(header, ReadyState, None, "IBV_QPS_")),
+        "prototype ibv_modify_qp": [
+            prototype("int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, unsigned int attr_mask)")
+        ],
+        "prototype ibv_close_device": [prototype("void ibv_close_device(struct ibv_context *context)")],
+        "prototype ibv_invented": [prototype("int ibv_invented(void)")],
+    }
+
+
+@every_header
+def test_a_planted_error_is_caught(header: Header) -> None:
+    for what, statements in planted(header).items():
+        assert what in refuted(header, statements), what
+
+
+# ---------------------------------------------------------------------------------------- without a header
+
+
+@pytest.mark.parametrize("cls", PLAIN, ids=lambda cls: cls.__name__)
+@given(number=st.integers(-(2**31), 2**32))
+def test_any_number_is_a_value(cls: type[CEnum], number: int) -> None:
+    value = cls(number)
+    assert isinstance(value, cls)
+    assert value == number
+    assert hash(value) == hash(number)
+    assert str(value) == (value.name if value.known else f"unknown ({number})")
+    assert pickle.loads(pickle.dumps(value)) == value
+
+
+@pytest.mark.parametrize("cls", FLAGS, ids=lambda cls: cls.__name__)
+@given(number=st.integers(0, 2**40))
+def test_any_number_is_a_set_of_flags(cls: type[CFlag], number: int) -> None:
+    value = cls(number)
+    assert int(value) == number
+    parts = str(value).split("|")
+    assert sum(int(cls[p]) if p in cls.__members__ else int(p, 16) for p in parts) == number
+    assert sum(bits(value)) == sum(int(cls[p]) for p in parts if p in cls.__members__)
+
+
+def test_how_values_print() -> None:
+    assert [str(QpState.RTR), str(QpState(99)), str(WcStatus(-5))] == ["RTR", "unknown (99)", "unknown (-5)"]
+    assert f"{QpState.RTR}|{QpState.RTR:>5}|{QpState.RTR:d}|{QpState.RTR:#x}" == "RTR|  RTR|2|0x2"
+    assert "unknown (99)" in repr(QpState(99))
+    assert str(QpAttrMask.PORT | QpAttrMask.STATE) == "STATE|PORT"
+    assert str(QpAttrMask(1 << 30 | 1)) == "STATE|0x40000000"
+    assert f"{QpAttrMask(0)} {QpAttrMask(1 << 30)} {QpAttrMask.PORT:#x}" == "0 0x40000000 0x20"
+    assert str(Rate(5)) == "RATE_5_GBPS"
+    with pytest.raises(ValueError, match="QpState"):
+        QpState("RTR")
+
+
+def test_flags_combine_and_come_apart() -> None:
+    mask = QpAttrMask.STATE | QpAttrMask.AV | QpAttrMask(1 << 30)
+    assert bits(mask) == [QpAttrMask.STATE, QpAttrMask.AV]
+    assert mask & ~QpAttrMask.AV == QpAttrMask.STATE | (1 << 30)
+    assert bits(abi.ReregMrFlags.FLAGS_SUPPORTED) == list(abi.ReregMrFlags.__members__.values())[:3]
+    assert AccessFlags.REMOTE_READ not in AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+
+
+def test_numbers_that_the_documentation_gives() -> None:
+    assert [128 << mtu for mtu in Mtu] == [256, 512, 1024, 2048, 4096]
+    assert WcOpcode.RECV_RDMA_WITH_IMM & WcOpcode.RECV
+
+
+def test_every_enum_is_registered_and_exported() -> None:
+    found = {v for v in vars(abi).values() if isinstance(v, type) and issubclass(v, (IntEnum, IntFlag))}
+    assert found - {CEnum, CFlag} == set(abi.ENUMS)
+    assert sorted(abi.__all__) == sorted(set(abi.__all__))
+    assert all(hasattr(abi, name) for name in abi.__all__)
+
+
+def test_everything_is_documented() -> None:
+    for thing in [*abi.ENUMS, *abi.STRUCTS.values()]:
+        assert thing.__doc__, thing
+        assert not thing.__doc__.startswith("An enumeration"), thing
+
+
+C_TEXT = {
+    "uint64_t wr_id;": ("wr_id", ctypes.c_uint64),
+    "enum ibv_wc_status status;": ("status", ctypes.c_int),
+    "char name[64];": ("name", ctypes.c_char * 64),
+    "void *addr;": ("addr", ctypes.c_void_p),
+    "void **where;": ("where", ctypes.POINTER(ctypes.c_void_p)),
+    "const char *text;": ("text", ctypes.c_char_p),
+    "struct ibv_sge *list;": ("list", ctypes.POINTER(abi.ibv_sge)),
+    "struct ibv_sge **list;": ("list", ctypes.POINTER(ctypes.POINTER(abi.ibv_sge))),
+    "struct ibv_flow *opaque;": ("opaque", ctypes.c_void_p),
+    "unsigned int flags;": ("flags", ctypes.c_uint),
+}
+
+
+@pytest.mark.parametrize("text", C_TEXT)
+def test_c_text(text: str) -> None:
+    (found,) = declarations(text, scope(abi.STRUCTS))
+    assert (found.name, found.ctype) == C_TEXT[text]
+    assert found.argtypes is None
+    assert found.text == text[:-1]
+
+
+def test_c_text_of_functions() -> None:
+    field, function = declarations("int (*f)(struct ibv_cq *cq, int); void g(void);", scope(abi.STRUCTS))
+    assert field.ctype._restype_ is ctypes.c_int
+    assert field.ctype._argtypes_ == (ctypes.POINTER(abi.ibv_cq), ctypes.c_int)
+    assert (function.name, function.ctype, function.argtypes) == ("g", None, ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uint64_t wr_id",  # no semicolon
+        "uint64_t;;",
+        "uint64_t 9lives;",
+        "uint65_t x;",
+        "struct ibv_unheard_of *x;",
+        "struct ibv_flow by_value;",
+        "void nothing;",
+        "char name[SIZE];",
+        "char name[4;",
+        "int (*f)(int, );",
+        "int (f)(int);",
+        "int f(struct ibv_flow flow);",
+        "int f(int",
+        "union { int x;",
+        "int x:3;",
+    ],
+)
+def test_bad_c_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="C text"):
+        declarations(text, scope(abi.STRUCTS))
+
+
+def test_anonymous_members_belong_to_the_struct_around_them() -> None:
+    wr = abi.ibv_send_wr(imm_data=0x01020304)
+    assert wr.invalidate_rkey == 0x01020304
+    wr.wr.rdma.remote_addr, wr.wr.atomic.swap = 7, 9
+    assert (wr.wr.atomic.remote_addr, wr.wr.atomic.swap) == (7, 9)
+    wr.tso.mss = 1500
+    assert wr.bind_mw.rkey == 1500 << 16
+
+
+def test_prototypes_fit_their_failure_convention() -> None:
+    for prototype in abi.PROTOTYPES.values():
+        if prototype.fails is Fails.NULL_ERRNO:
+            assert issubclass(prototype.restype, ctypes._Pointer), prototype
+        elif prototype.fails is not Fails.NEVER:
+            assert prototype.restype in (ctypes.c_int, ctypes.c_ssize_t), prototype
+        assert re.fullmatch(r"IBVERBS_1\.\d+", prototype.since), prototype
+
+
+def test_ops_name_function_pointers() -> None:
+    for op in abi.OPS.values():
+        field = dict(TABLES[op.table]._fields_)[op.field]
+        restype = field._restype_
+        if op.fails is Fails.NULL_ERRNO:
+            assert issubclass(restype, ctypes._Pointer), op
+        elif op.fails is not Fails.NEVER:
+            assert restype is ctypes.c_int, op
