@@ -189,6 +189,11 @@ class Listener:
         self.url = self._service.url
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
     def port(self) -> int:
         """The TCP port that is listened on."""
         return int(self.url.rpartition(":")[2])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 
-from . import verbs
+from . import handle, verbs
 from .abi import GidType, LinkLayer, Mtu, PortFlags, PortState, ibv_device_attr
 from .endpoint import Gid, GidEntry, Options, PortAddress
 from .errors import DeviceError, VerbsError
@@ -114,7 +114,7 @@ class Context(Owned):
             self._uses -= 1
             if self._uses > 0 or self.closed:
                 return
-            _opened.pop((self._pid, self.name), None)
+            _opened.pop((self._made_in, self.name), None)
         super().close()
 
     def _release(self, pointer: object) -> None:
@@ -215,7 +215,7 @@ def open_device(name: str) -> Context:
         VerbsError: it cannot be opened; ENOENT, EACCES and EPERM told apart.
     """
     with _lock:
-        context = _opened.get((os.getpid(), name))
+        context = _opened.get((handle._generation, name))
         if context is not None:
             context._uses += 1
             return context
@@ -227,7 +227,7 @@ def open_device(name: str) -> Context:
                 pointer = verbs.ibv_open_device(device, doing=f"open {name}")
             except VerbsError as e:
                 raise _why_not_opened(name, node, e) from None
-        context = _opened[os.getpid(), name] = Context(pointer, name)
+        context = _opened[handle._generation, name] = Context(pointer, name)
         return context
 
 

@@ -19,6 +19,17 @@ __all__ = ["Owned"]
 
 _Self = TypeVar("_Self", bound="Owned")
 
+#: how many forks lie between the first process and this one: asking the kernel at each use would cost
+_generation = 0
+
+
+def _count_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
 
 class Owned:
     """An object of libibverbs that is freed when this one is closed.
@@ -34,7 +45,7 @@ class Owned:
         self.name = name
         self._parents = parents
         self._children: dict[int, weakref.ref[Owned]] = {}
-        self._pid = os.getpid()
+        self._made_in = _generation
         for parent in parents:
             parent._children[id(self)] = weakref.ref(self)
 
@@ -56,10 +67,8 @@ class Owned:
         """
         if self._pointer is None:
             raise StateError(f"{self.name} is closed.")
-        if self._pid != os.getpid():
-            raise StateError(
-                f"{self.name} belongs to process {self._pid}, which forked this one. Open the device anew after fork."
-            )
+        if self._made_in != _generation:
+            raise StateError(f"{self.name} belongs to the process that forked this one. Open the device anew here.")
         return self._pointer
 
     def close(self) -> None:
@@ -74,7 +83,7 @@ class Owned:
             if child is not None:
                 child.close()
         self._children.clear()
-        if self._pid == os.getpid():
+        if self._made_in == _generation:
             self._release(self._pointer)
         self._pointer = None
         for parent in self._parents:
@@ -89,7 +98,7 @@ class Owned:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None and self._pid == os.getpid():
+        if getattr(self, "_pointer", None) is not None and self._made_in == _generation:
             warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import struct
 import threading
 from collections import deque
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .deadline import Deadline, wait_readable
 from .errors import HINTS, PeerClosed, RemoteProtocolError
@@ -142,6 +142,7 @@ class Channel(_Wire):
         super().__init__(zmq.DEALER, url, max_frame)
         self._said: bytes | None = None
         self._seen = "nothing answered yet"
+        self._hung_up = ""
         self._meetings = 0
         events = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         handshakes = (
@@ -179,10 +180,10 @@ class Channel(_Wire):
     def _look(self) -> None:
         """Read the monitor: how far did the TCP connection get?"""
         while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart())
-            kind = event["event"]
+            # zmq_socket_monitor(3): 16 bits of event, 32 bits of value, host order
+            kind, value = struct.unpack("=Hi", self._monitor.recv_multipart()[0])
             if kind == zmq.EVENT_CONNECTED:
-                self._seen = "it accepted the connection, but did not speak"
+                self._seen = self._hung_up or "it accepted the connection, but did not speak"
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._seen = "it is there, but did not answer: is its application in accept()?"
                 self._meetings += 1
@@ -192,8 +193,13 @@ class Channel(_Wire):
                 self._seen = "nothing listens there, or a firewall drops the packets"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._seen = "it closed the connection"
+                if not self._meetings:
+                    self._seen = self._hung_up = (
+                        "it accepts connections and closes them without a ZeroMQ greeting: "
+                        "is it rdmaconnect that listens there?"
+                    )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-                if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or event["value"] not in (errno.EPIPE, errno.ECONNRESET):
+                if kind == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or value not in (errno.EPIPE, errno.ECONNRESET):
                     raise RemoteProtocolError(
                         f"connect to {self.url}: what listens there does not speak this protocol. "
                         "Check host and port: is it rdmaconnect that listens?"

@@ -32,11 +32,9 @@ from rdmaconnect.abi.cstruct import scope
 from rdmaconnect.abi.ctext import declarations
 
 HEADERS = headers()
-NO_HEADER = (
-    "no C compiler" if CC is None else "no infiniband/verbs.h: install libibverbs-dev or set RDMACONNECT_HEADERS"
-)
+MISSING = "a C compiler" if CC is None else "infiniband/verbs.h: install libibverbs-dev or set RDMACONNECT_HEADERS"
 every_header = pytest.mark.parametrize(
-    "header", HEADERS or [pytest.param(None, marks=pytest.mark.skip(f"no {MISSING}"), id="none")], ids=repr
+    "header", HEADERS or [pytest.param(None, marks=pytest.mark.skip(f"needs {MISSING}"), id="none")], ids=repr
 )
 
 ENUM_CLASSES = sorted(abi.ENUMS, key=lambda cls: cls.__name__)
@@ -59,7 +57,7 @@ NOT_OPS = {
 }
 """Inline functions of the header that go through no table."""
 
-TABLES = {
+TABLES: dict[str, Any] = {
     "context": abi.ibv_context_ops,
     "verbs_context": abi.verbs_context,
     "cq_ex": abi.ibv_cq_ex,
@@ -89,10 +87,10 @@ def test_the_compiler_agrees(header: Header, record_property: Any, capsys: pytes
 
 @every_header
 def test_since_is_the_release_that_brought_it(header: Header) -> None:
-    if header.release is None:
-        pytest.skip("the release of the system's header is not known")
-    wrong = {name: release for name, release in abi.SINCE.items() if header.has(name) != (release <= header.release)}
-    assert wrong == {}
+    there = {name: header.has(name) for name in abi.SINCE}
+    newest = max((abi.SINCE[name] for name in there if there[name]), default=abi.OLDEST)
+    release = header.release or newest
+    assert {name for name in there if there[name] != (abi.SINCE[name] <= release)} == set()
 
 
 @every_header
@@ -105,7 +103,7 @@ def test_no_enumerator_of_the_header_is_missing(header: Header) -> None:
 
 @every_header
 def test_structs_have_the_members_of_the_header_in_order(header: Header) -> None:
-    for name in abi.STRUCTS:
+    for name in abi.STRUCTS.keys() - {"timespec"}:
         theirs = [path for path, _ in members(header.structs[name])]
         ours = [path for path, _ in members(abi.STRUCTS[name]._c_) if header.should_have(f"{name}.{path}")]
         assert ours == theirs, name
@@ -147,7 +145,7 @@ def test_structs_have_only_grown(header: Header) -> None:
 
 
 def planted(header: Header) -> dict[str, list[Check]]:
-    """A false statement of each kind, by what the compiler must say about it."""
+    """Errors of each kind, by the statement that the compiler must refuse."""
 
     class ibv_sge(ctypes.Structure):
         _c_ = "uint64_t addr; uint32_t lkey; uint32_t length;"
@@ -184,15 +182,15 @@ def planted(header: Header) -> dict[str, list[Check]]:
 
 @every_header
 def test_a_planted_error_is_caught(header: Header) -> None:
-    for what, statements in planted(header).items():
-        assert what in refuted(header, statements), what
+    errors = planted(header)
+    found = refuted(header, [check for statements in errors.values() for check in statements])
+    assert [what for what in errors if what not in found] == []
 
 
 # ---------------------------------------------------------------------------------------- without a header
 
 
-@pytest.mark.parametrize("cls", PLAIN, ids=lambda cls: cls.__name__)
-@given(number=st.integers(-(2**31), 2**32))
+@given(cls=st.sampled_from(PLAIN), number=st.integers(-(2**31), 2**32))
 def test_any_number_is_a_value(cls: type[CEnum], number: int) -> None:
     value = cls(number)
     assert isinstance(value, cls)
@@ -202,8 +200,7 @@ def test_any_number_is_a_value(cls: type[CEnum], number: int) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
 
 
-@pytest.mark.parametrize("cls", FLAGS, ids=lambda cls: cls.__name__)
-@given(number=st.integers(0, 2**40))
+@given(cls=st.sampled_from(FLAGS), number=st.integers(0, 2**40))
 def test_any_number_is_a_set_of_flags(cls: type[CFlag], number: int) -> None:
     value = cls(number)
     assert int(value) == number
@@ -221,13 +218,13 @@ def test_how_values_print() -> None:
     assert f"{QpAttrMask(0)} {QpAttrMask(1 << 30)} {QpAttrMask.PORT:#x}" == "0 0x40000000 0x20"
     assert str(Rate(5)) == "RATE_5_GBPS"
     with pytest.raises(ValueError, match="QpState"):
-        QpState("RTR")
+        QpState("RTR")  # type: ignore[arg-type]
 
 
 def test_flags_combine_and_come_apart() -> None:
-    mask = QpAttrMask.STATE | QpAttrMask.AV | QpAttrMask(1 << 30)
-    assert bits(mask) == [QpAttrMask.STATE, QpAttrMask.AV]
-    assert mask & ~QpAttrMask.AV == QpAttrMask.STATE | (1 << 30)
+    mask = QpAttrMask.STATE | QpAttrMask.AV
+    assert bits(mask | QpAttrMask(1 << 30)) == [QpAttrMask.STATE, QpAttrMask.AV]
+    assert mask & ~QpAttrMask.AV == QpAttrMask.STATE
     assert bits(abi.ReregMrFlags.FLAGS_SUPPORTED) == list(abi.ReregMrFlags.__members__.values())[:3]
     assert AccessFlags.REMOTE_READ not in AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
@@ -295,6 +292,7 @@ def test_c_text_of_functions() -> None:
         "int (f)(int);",
         "int f(struct ibv_flow flow);",
         "int f(int",
+        "int f(void",
         "union { int x;",
         "int x:3;",
     ],

@@ -15,22 +15,8 @@ from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import TypeVar
 
-T = TypeVar("T", bound=type)
 F = TypeVar("F", bound="CFlag")
-
-ENUMS: dict[type, tuple[str | None, str]] = {}
-"""Each class: the C enum it mirrors (None: an anonymous enum or macros) and the prefix that its members
-drop."""
-
-
-def c_enum(c_name: str | None, prefix: str) -> Callable[[T], T]:
-    """Say which C enum a class mirrors; member `X` is the enumerator `prefix + "X"`."""
-
-    def register(cls: T) -> T:
-        ENUMS[cls] = (c_name, prefix)
-        return cls
-
-    return register
+E = TypeVar("E", bound="type[CEnum] | type[CFlag]")
 
 
 def _format(number: int, text: str, spec: str) -> str:
@@ -73,6 +59,20 @@ class CFlag(IntFlag):
 
     def __format__(self, spec: str) -> str:
         return _format(int(self), str(self), spec)
+
+
+ENUMS: dict[type[CEnum] | type[CFlag], tuple[str | None, str]] = {}
+"""Each class: the C enum it mirrors (None: an anonymous enum or macros) and the prefix its members drop."""
+
+
+def c_enum(c_name: str | None, prefix: str) -> Callable[[E], E]:
+    """Say which C enum a class mirrors; member `X` is the enumerator `prefix + "X"`."""
+
+    def register(cls: E) -> E:
+        ENUMS[cls] = (c_name, prefix)
+        return cls
+
+    return register
 
 
 def bits(flags: F) -> list[F]:

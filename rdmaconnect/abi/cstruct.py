@@ -1,8 +1,8 @@
 """C structs as ctypes classes whose members are written in C.
 
 Every class bears the name of its C struct and holds the members, word for word from the newest header, in
-`_c_`; Structs point at one another in circles, so they are all declared first and given their `_fields_` at
-once by `complete()`, which `structs` calls.
+`_c_`. Structs point at one another in circles, so they are all declared first and then given their `_fields_`
+by `complete()`, which `structs` calls.
 
 Lengths, owners and byte orders, which C does not say, are in the docstrings. All structs are those of a
 64-bit Linux. What has changed since rdma-core 44 is in `since`.
@@ -74,9 +74,7 @@ def scope(structs: Mapping[str, Any]) -> dict[str, Any]:
     """What C type names mean beyond the scalars, for `ctext.declarations`."""
     types: dict[str, Any] = {"pthread_mutex_t": pthread_mutex_t, "pthread_cond_t": pthread_cond_t}
     types |= {f"struct {name}": OPAQUE for name in OPAQUES}
-    return types | {
-        f"{'union' if issubclass(cls, c.Union) else 'struct'} {n}": cls for n, cls in structs.items()
-    }
+    return types | {f"{'union' if issubclass(cls, c.Union) else 'struct'} {n}": cls for n, cls in structs.items()}
 
 
 def complete(*modules: ModuleType) -> dict[str, Any]:

@@ -70,8 +70,7 @@ def declarations(text: str, scope: Mapping[str, Any], owner: str = "") -> list[D
     Args:
         text: C declarations, each ended by a semicolon; no comments, no preprocessor.
         scope: what `"struct x"` and `"union x"` mean, and the typedefs beyond `SCALARS`; a value is a ctypes
-        class
-            or `OPAQUE`.
+            class or `OPAQUE`.
         owner: prefix of the names of the classes made for structs without a tag.
 
     Raises:
@@ -101,8 +100,11 @@ class _Reader:
     def more(self) -> bool:
         return self.at < len(self.tokens)
 
-    def peek(self) -> str:
-        return self.tokens[self.at][0] if self.more() else ""
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][0] if self.at + ahead < len(self.tokens) else ""
+
+    def where(self) -> int:
+        return self.tokens[self.at][1] if self.more() else len(self.text)
 
     def take(self) -> str:
         token = self.peek()
@@ -125,18 +127,17 @@ class _Reader:
         return self.take()
 
     def wrong(self, what: str) -> ValueError:
-        where = self.tokens[self.at][1] if self.more() else len(self.text)
-        return ValueError(f"C text: {what} at {self.text[where : where + 40].strip()!r}")
+        return ValueError(f"C text: {what} at {self.text[self.where() : self.where() + 40].strip()!r}")
 
     def declaration(self) -> Declaration:
-        start = self.tokens[self.at][1]
+        start = self.where()
         base = self.base()
         name, ctype, argtypes = ("", base, None) if self.peek() == ";" else self.declarator(base)
-        end = self.tokens[self.at][1] if self.more() else len(self.text)
+        text = self.text[start : self.where()].strip()
         self.expect(";")
         if argtypes is None:
             self.complete(ctype)
-        return Declaration(name, ctype, argtypes, self.text[start:end].strip())
+        return Declaration(name, ctype, argtypes, text)
 
     def base(self) -> Any:
         """The type before the stars and the name."""
@@ -191,7 +192,7 @@ class _Reader:
 
     def parameters(self) -> tuple[Any, ...]:
         self.expect("(")
-        if self.peek() == "void" and self.tokens[self.at + 1][0] == ")":
+        if self.peek() == "void" and self.peek(1) == ")":
             self.at += 2
             return ()
         found = []

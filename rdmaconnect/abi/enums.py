@@ -12,8 +12,7 @@ from .cenum import CEnum, CFlag, c_enum
 
 @c_enum("ibv_qp_type", "IBV_QPT_")
 class QpType(CEnum):
-    """The transport service of a queue pair. `DRIVER` is a provider's own, reached only through its `dv`
-    calls."""
+    """The transport service of a queue pair. `DRIVER` is a provider's own, reached through its `dv` calls."""
 
     RC = 2
     UC = 3
@@ -26,10 +25,10 @@ class QpType(CEnum):
 
 @c_enum("ibv_qp_state", "IBV_QPS_")
 class QpState(CEnum):
-    """Where a queue pair is in its life: RESET, INIT, RTR (ready to receive), RTS (ready to send), then the
-    troubles.
+    """Where a queue pair is in its life.
 
-    SQD: the send queue drains; SQE: a send failed on UC or UD, receiving goes on; ERR: everything flushes.
+    RESET, INIT, RTR (ready to receive), RTS (ready to send). SQD: the send queue drains. SQE: a send failed on UC
+    or UD, and receiving goes on. ERR: all that is posted is flushed.
     """
 
     RESET = 0
@@ -142,8 +141,7 @@ class QpOpenAttrMask(CFlag):
 
 @c_enum("ibv_query_qp_data_in_order_flags", "IBV_QUERY_QP_DATA_IN_ORDER_")
 class QpDataInOrderFlags(CFlag):
-    """What `ibv_query_qp_data_in_order` is asked: 0 for a yes or no, `RETURN_CAPS` for
-    `QpDataInOrderCaps`."""
+    """What `ibv_query_qp_data_in_order` is asked: a yes or no (0), or `QpDataInOrderCaps` (`RETURN_CAPS`)."""
 
     RETURN_CAPS = 1 << 0
     DEVICE_ONLY = 1 << 1

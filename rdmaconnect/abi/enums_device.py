@@ -69,8 +69,7 @@ class DeviceCapFlags(CFlag):
 
 @c_enum("ibv_atomic_cap", "IBV_ATOMIC_")
 class AtomicCap(CEnum):
-    """Whether atomics are atomic: not offered; among accesses through this device; among all, the CPU
-    included."""
+    """Atomics: none; atomic among accesses through this device; atomic among all, the CPU's included."""
 
     NONE = 0
     HCA = 1

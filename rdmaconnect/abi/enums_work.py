@@ -9,9 +9,8 @@ from .cenum import CEnum, CFlag, c_enum
 class AccessFlags(CFlag):
     """What may be done to a memory region, and what a queue pair lets its peer do.
 
-    `REMOTE_WRITE` and `REMOTE_ATOMIC` on a region need `LOCAL_WRITE` as well. `RELAXED_ORDERING` is the one
-    optional flag: `ibv_reg_mr` drops it silently where the kernel does not know it. The header routes a call
-    that may carry it to `ibv_reg_mr_iova2`.
+    `REMOTE_WRITE` and `REMOTE_ATOMIC` on a region need `LOCAL_WRITE` as well. `RELAXED_ORDERING` is
+    optional: the library drops it without a word where the kernel does not know it.
     """
 
     LOCAL_WRITE = 1 << 0
@@ -109,10 +108,9 @@ class ReregMrError(CEnum):
 
 @c_enum("ibv_wc_status", "IBV_WC_")
 class WcStatus(CEnum):
-    """How a work request ended. Anything but `SUCCESS` puts the queue pair into ERR (UD: SQE).
+    """How a work request ended. A failure takes an RC queue pair to ERR, and the rest of its work is flushed.
 
-    With a status other than SUCCESS only `wr_id`, `status`, `qp_num` and `vendor_err` of a completion are
-    valid.
+    With a status other than SUCCESS only `wr_id`, `status`, `qp_num` and `vendor_err` of a completion are valid.
     """
 
     SUCCESS = 0

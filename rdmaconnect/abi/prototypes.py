@@ -163,7 +163,7 @@ _EXPORTED = {
 }
 
 _SYMBOL_VERSIONS = {
-    "IBVERBS_1.0": "ibv_rate_to_mult mult_to_ibv_rate",
+    "IBVERBS_1.0": "ibv_create_comp_channel ibv_destroy_comp_channel ibv_rate_to_mult mult_to_ibv_rate",
     "IBVERBS_1.5": "ibv_get_pkey_index",
     "IBVERBS_1.6": "ibv_qp_to_qp_ex",
     "IBVERBS_1.7": "ibv_reg_mr_iova",
@@ -249,5 +249,4 @@ PROTOTYPES: dict[str, Prototype] = _prototypes()
 """Every exported function by name."""
 
 OPS: dict[str, Op] = _ops()
-"""Every inline verb by name. `ibv_query_port` is in both: the exported one fills in no `port_cap_flags2` or
-later."""
+"""Every inline verb by name. `ibv_query_port` is in both: the exported one stops before `port_cap_flags2`."""

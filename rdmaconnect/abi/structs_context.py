@@ -6,8 +6,7 @@ from .cstruct import CStruct
 
 
 class ibv_context_ops(CStruct):
-    """The operations that `verbs.h` calls inline, since the first version. The `_compat_` ones are not to be
-    called."""
+    """The operations that `verbs.h` has always called inline. The `_compat_` ones are not to be called."""
 
     _c_ = """
         int (*_compat_query_device)(struct ibv_context *context, struct ibv_device_attr *device_attr);

@@ -6,8 +6,7 @@ from .cstruct import CStruct, CUnion
 
 
 class ibv_gid(CUnion):
-    """A 128-bit port address in network byte order: `bytes(gid.raw)` is what `ipaddress.IPv6Address`
-    takes."""
+    """A 128-bit port address in network byte order: `bytes(gid.raw)` suits `ipaddress.IPv6Address`."""
 
     _c_ = """
         uint8_t raw[16];
@@ -312,8 +311,7 @@ class ibv_td(CStruct):
 
 
 class ibv_parent_domain_init_attr(CStruct):
-    """A protection domain with a thread domain, or with allocators of the caller's (see
-    `ParentDomainInitAttrMask`).
+    """A protection domain with a thread domain, or with allocators of its own (`ParentDomainInitAttrMask`).
 
     Keep the Python function objects of `alloc` and `free` alive for as long as the domain.
     """

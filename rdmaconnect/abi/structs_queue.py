@@ -22,8 +22,7 @@ class ibv_global_route(CStruct):
 
 
 class ibv_grh(CStruct):
-    """A received global route header, 40 bytes in network byte order; on RoCE v2 over IPv4 the IP header is
-    its end."""
+    """A received global route header: 40 bytes in network byte order; on RoCE v2 over IPv4 its end is the IP header."""
 
     _c_ = """
         __be32 version_tclass_flow;
@@ -36,8 +35,7 @@ class ibv_grh(CStruct):
 
 
 class ibv_ah_attr(CStruct):
-    """A path to a peer: `grh` counts if `is_global`, `dlid` on InfiniBand; `port_num` is the local port, from
-    1.
+    """A path to a peer. `grh` counts if `is_global`, `dlid` on InfiniBand; `port_num` is the local port, from 1.
 
     `sl` is 0 to 15, `src_path_bits` the low bits of the source LID (LMC), `static_rate` a `Rate`.
     """
@@ -137,8 +135,7 @@ class ibv_srq_init_attr_ex(CStruct):
 
 
 class ibv_qp_cap(CStruct):
-    """Sizes of a queue pair: work requests, pieces in each, bytes that can go inline; actual ones
-    afterwards."""
+    """Sizes of a queue pair: work requests, pieces in each, inline bytes; the actual ones afterwards."""
 
     _c_ = """
         uint32_t max_send_wr;
@@ -185,8 +182,7 @@ class ibv_rwq_ind_table_init_attr(CStruct):
 
 
 class ibv_rx_hash_conf(CStruct):
-    """The hash of a receive-side scaling queue pair: `rx_hash_key_len` bytes of key, `RxHashFields` that
-    enter it."""
+    """The hash for receive-side scaling: `rx_hash_key_len` bytes of key, the `RxHashFields` that enter it."""
 
     _c_ = """
         uint8_t rx_hash_function;
@@ -235,8 +231,7 @@ class ibv_qp_open_attr(CStruct):
 
 
 class ibv_qp_attr(CStruct):
-    """What `ibv_modify_qp` sets and `ibv_query_qp` answers; each `QpAttrMask` bit is about one or a few
-    fields.
+    """What `ibv_modify_qp` sets and `ibv_query_qp` answers; each `QpAttrMask` bit covers one or a few fields.
 
     `rq_psn` and `sq_psn` have 24 bits, `dest_qp_num` 24. `timeout` is a code, 0 to 31: 4.096 us * 2**timeout,
     0 waits for ever. `retry_cnt` and `rnr_retry` are 0 to 7, an `rnr_retry` of 7 repeats for ever.

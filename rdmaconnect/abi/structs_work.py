@@ -141,8 +141,7 @@ class ibv_wq_attr(CStruct):
 
 
 class ibv_wq(CStruct):
-    """A receive work queue outside a queue pair. Its maker must set up `mutex` and `cond`, as the header's
-    inline does."""
+    """A receive work queue outside a queue pair; the header's `ibv_create_wq` sets up its `mutex` and `cond`."""
 
     _c_ = """
         struct ibv_context *context;

@@ -1,0 +1,70 @@
+"""The command line and the examples, as processes of their own on two nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path as FilePath
+
+from conftest import NETNS, PATIENCE, Node
+
+ROOT = FilePath(__file__).parents[2]
+#: two interpreters start at once, under emulation
+LONG = PATIENCE * 4
+
+
+def _both(server: list[str], client: list[str]) -> tuple[str, str]:
+    """Run two programs that talk to each other; both must succeed."""
+    running = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for words in (server, client)
+    ]
+    try:
+        (out1, err1), (out2, err2) = (program.communicate(timeout=LONG) for program in reversed(running))
+    finally:
+        for program in running:
+            program.kill()
+    assert [program.returncode for program in running] == [0, 0], (out1, err1, out2, err2)
+    return out2, out1
+
+
+def _cli(node: Node, *words: str) -> list[str]:
+    device = [] if NETNS else ["-d", node.device]
+    return node.command(sys.executable, "-m", "rdmaconnect", *words, *device)
+
+
+def test_pingpong_prints_one_json_object(node1: Node, node2: Node) -> None:
+    options = ["pingpong", "-s", "5000", "-n", "20", "-p", "18600", "--deadline", str(LONG), "--json"]
+    served, pinged = _both(_cli(node2, *options), _cli(node1, *options, node2.address))
+    report, other = json.loads(pinged), json.loads(served)
+    assert (report["qp_type"], report["size"], report["iters"], report["path_mtu"]) == ("RC", 5000, 20, 4096)
+    assert set(report["latency_us"]) == {"min", "p50", "p90", "p99", "max"}
+    assert 0 < report["latency_us"]["min"] <= report["latency_us"]["p50"] <= report["latency_us"]["max"]
+    assert report["usec_per_iter"] >= report["latency_us"]["min"]
+    assert report["connect_us"] > 0
+    for end, node in (("local", node1), ("remote", node2)):
+        assert report[end]["device"] == node.device
+        assert report[end]["gid"] == f"::ffff:{node.address}"
+        assert set(report[end]) == {"device", "port_num", "gid_index", "gid", "lid", "qp_num", "psn"}
+    assert (other["local"], other["remote"]) == (report["remote"], report["local"])
+
+
+def test_examples(node1: Node, node2: Node) -> None:
+    python = [sys.executable]
+    extra = [] if NETNS else [node2.device]
+    server = node2.command(*python, "examples/server.py", f"{node2.address}:18601", *extra)
+    client = node1.command(*python, "examples/client.py", f"{node2.address}:18601", *([] if NETNS else [node1.device]))
+    served, got = _both(server, client)
+    assert "hello from" in served
+    assert "verified" in got
+
+
+def test_devices_lists_both(node1: Node) -> None:
+    shown = node1.run(sys.executable, "-m", "rdmaconnect", "devices")
+    assert "rxe1" in shown
+    assert f"::ffff:{node1.address}" in shown
+    assert "RoCE v2" in shown
+    assert "ACTIVE, Ethernet" in shown
+    assert os.environ["RDMACONNECT_LAB_LAYOUT"] in ("netns", "rig")
