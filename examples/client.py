@@ -14,9 +14,10 @@ def main(peer: str, device: str | None = None) -> None:
         conn.send(f"hello from {socket.gethostname()}".encode())
         print(conn.recv().decode())
         conn.write(data, "board")
+        back = conn.read("board", len(data))
         conn.send(len(data).to_bytes(8, "big"))
         total = int.from_bytes(conn.recv(), "big")
-        if total != sum(data) or conn.read("board", len(data)) != data:
+        if back != data or total != sum(data):
             raise SystemExit("the server's memory does not hold what was written")
         print(f"{len(data)} bytes written into the server's memory and verified")
 

@@ -11,6 +11,8 @@ from .errors import DeadlineExceeded
 
 __all__ = ["Deadline", "wait_readable"]
 
+_POLL_MAX_MS = 2**31 - 1
+
 
 class Deadline:
     """A point in time, and how much of the wait for it is left.
@@ -39,8 +41,8 @@ class Deadline:
 
     @property
     def left_ms(self) -> int | None:
-        """Milliseconds left, rounded up, as poll(2) takes them; None without a limit."""
-        return None if math.isinf(self._seconds) else math.ceil(self.left_s * 1000)
+        """Milliseconds left, rounded up, at most what poll(2) takes; None without a limit."""
+        return None if math.isinf(self._seconds) else math.ceil(min(self.left_s * 1000, _POLL_MAX_MS))
 
     def exceeded(self, stage: str, hint: str = "") -> DeadlineExceeded:
         """The error that says the wait ran out at ``stage``."""

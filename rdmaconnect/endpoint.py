@@ -14,7 +14,6 @@ from .abi import GidType, LinkLayer, Mtu, QpType
 __all__ = ["Endpoint", "Gid", "GidEntry", "Options", "PortAddress", "RemoteRegion"]
 
 _V4_MAPPED = bytes(10) + b"\xff\xff"
-_LINK_LOCAL = ipaddress.ip_network("fe80::/10")
 
 
 def _within(name: str, value: int, least: int, greatest: int, meaning: str = "") -> None:
@@ -139,7 +138,7 @@ class PortAddress:
     def __post_init__(self) -> None:
         _within("port_num", self.port_num, 1, 254)
         _within("lid", self.lid, 0, 0xFFFF)
-        _within("active_mtu", self.active_mtu, Mtu.MTU_256, Mtu.MTU_4096, "an ibv_mtu code")
+        _within("active_mtu", self.active_mtu, 1, 5, "an ibv_mtu code")
         _within("max_rd_atomic", self.max_rd_atomic, 0, 255)
         _within("max_dest_rd_atomic", self.max_dest_rd_atomic, 0, 255)
         for pkey in self.pkeys:
@@ -284,8 +283,9 @@ class Options:
             value = getattr(self, name)
             if value is not None:
                 _within(name, value, least, greatest)
-        if self.path_mtu is not None and self.path_mtu not in MTU_BYTES.values():
-            raise ValueError(f"path_mtu is {self.path_mtu}: give {', '.join(map(str, MTU_BYTES.values()))} bytes")
+        sizes = MTU_BYTES.values()
+        if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
+            raise ValueError(f"path_mtu is {self.path_mtu}: give {', '.join(map(str, sizes))} bytes")
 
     @property
     def mtu(self) -> Mtu:

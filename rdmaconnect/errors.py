@@ -48,6 +48,7 @@ __all__ = [
     "StateError",
     "VerbsError",
     "errno_name",
+    "hint_for",
 ]
 
 #: (verb, errno name) or (verb, condition) -> the next step. ``{...}`` fields are filled by the raiser.
@@ -120,7 +121,26 @@ HINTS: dict[tuple[str, str], str] = {
 
 def errno_name(number: int) -> str:
     """``ETIMEDOUT (110)`` for 110; ``unknown errno (N)`` for what this platform does not know."""
-    return f"{_errno.errorcode.get(number, 'unknown errno')} ({number})"
+    return f"{_code(number) or 'unknown errno'} ({number})"
+
+
+def _code(number: int) -> str:
+    """``EOPNOTSUPP``, not ``ENOTSUP``, which is the same number on Linux: verbs speak of the former."""
+    return "EOPNOTSUPP" if number == _errno.EOPNOTSUPP else _errno.errorcode.get(number, "")
+
+
+def hint_for(what: str, number: int, **fields: object) -> str:
+    """The next step after an errno, or "".
+
+    Args:
+        what: the first half of a key of :data:`HINTS`.
+        number: the errno.
+        **fields: what the hint's ``{...}`` stand for; without one of them the hint is left out.
+    """
+    try:
+        return HINTS.get((what, _code(number)), "").format(**fields)
+    except KeyError:
+        return ""
 
 
 def _sentence(deed: str, verdict: str, hint: str) -> str:
@@ -162,7 +182,7 @@ class VerbsError(RdmaConnectError, OSError):
 
     def __init__(self, verb: str, errno: int, doing: str = "", hint: str | None = None) -> None:
         if hint is None:
-            hint = HINTS.get((verb, _errno.errorcode.get(errno, "")), "")
+            hint = hint_for(verb, errno)
         verdict = f"{verb}: {errno_name(errno)}, {os.strerror(errno)}"
         OSError.__init__(self, errno, _sentence(doing, verdict, hint))
         self.verb = verb

@@ -49,7 +49,7 @@ class Outcome(Enum):
     """What became of a message that came."""
 
     MOVED = "the conversation moved on"
-    REPEATED = "the peer repeated itself: send `said` again"
+    REPEATED = "the peer repeated itself: send `said` again if there is one"
     STALE = "it belongs to another conversation and was dropped"
 
 
@@ -85,7 +85,7 @@ class Handshake:
     Attributes:
         state: where it stands.
         peer: the hello or reply that came, or None.
-        said: the last message sent, or None.
+        said: the message sent since the last one came, that is the answer to it; None while there is none.
     """
 
     def __init__(self, role: Role, id: bytes | None = None) -> None:
@@ -127,7 +127,7 @@ class Handshake:
         unread = isinstance(message, Reject) and message.id == NO_ID
         if message.id != self.id and not unread:
             return Outcome.STALE
-        if message == self._heard and self.said is not None and not isinstance(message, Bye):
+        if message == self._heard and not isinstance(message, Bye):
             return Outcome.REPEATED
         key = (self.state, type(message))
         if key not in RECEIVES[self.role]:
@@ -141,7 +141,7 @@ class Handshake:
                     f"connector: asked for {len(asked)} queue pairs of type {asked[0]}, "
                     f"the peer replied with {len(given)} of type {given[0]}."
                 )
-        self.state, self._heard = RECEIVES[self.role][key], message
+        self.state, self._heard, self.said = RECEIVES[self.role][key], message, None
         if isinstance(message, Hello | Reply):
             self.peer = message
         if isinstance(message, Reject):

@@ -18,7 +18,7 @@ from collections import deque
 import zmq
 
 from .deadline import Deadline, wait_readable
-from .errors import HINTS, PeerClosed, RemoteProtocolError
+from .errors import PeerClosed, RemoteProtocolError, hint_for
 
 __all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "tcp_url"]
 
@@ -246,7 +246,7 @@ class Service(_Wire):
             self._socket.bind(url)
         except zmq.ZMQError as e:
             self._socket.close()
-            hint = HINTS.get(("bind", errno.errorcode.get(e.errno or 0, "")), "Give an address of this host.")
+            hint = hint_for("bind", e.errno or 0) or "Give an address of this host."
             raise OSError(e.errno, f"listen on {url}: {e.strerror}. {hint}") from e
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 

@@ -110,7 +110,7 @@ class Path:
 
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
-        return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=remote.qkey)
+        return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
 
 
 def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidEntry, GidEntry]]:
@@ -123,10 +123,11 @@ def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidE
     def merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, int, int, int, int]:
         mine, theirs = pair
         local_only = mine.gid.is_link_local or theirs.gid.is_link_local
+        same = mine.gid.common_prefix(theirs.gid)
         return (
             -int(mine.gid_type == GidType.ROCE_V2),
             int(local_only),
-            -mine.gid.common_prefix(theirs.gid),
+            -(4 * (same - 96) if mine.gid.is_ipv4 else same),  # any two mapped IPv4 addresses share 96 bits
             mine.gid_index,
             theirs.gid_index,
         )
@@ -245,8 +246,8 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
             f"agree: the peer chose MTU {MTU_BYTES[agreement.path_mtu]}, above {port} "
             f"({MTU_BYTES[port.active_mtu]} bytes)."
         )
-    pkey_index = next((i for i, key in enumerate(port.pkeys) if key & 0x7FFF == agreement.pkey), None)
-    if pkey_index is None:
+    slots = [index for index, key in enumerate(port.pkeys) if key & 0x7FFF == agreement.pkey]
+    if not slots:
         raise RemoteProtocolError(f"agree: the peer chose P_Key {agreement.pkey:#06x}, which {port} does not have.")
     ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl)
     if mine is not None and theirs is not None:
@@ -261,7 +262,7 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
         )
     return Path(
         port_num=port.port_num,
-        pkey_index=pkey_index,
+        pkey_index=max(slots, key=lambda index: port.pkeys[index]),  # two limited members could not talk
         qp_access_flags=ACCESS[local.qp_type],
         qkey=local.qkey,
         path_mtu=agreement.path_mtu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping
 from ctypes import POINTER, byref, pointer
 from typing import Any
@@ -23,7 +22,7 @@ from .abi import (
 )
 from .completion import CQ
 from .endpoint import RemoteRegion
-from .errors import HINTS, ModifyError, VerbsError
+from .errors import ModifyError, VerbsError, hint_for
 from .handle import Owned
 from .memory import PD
 from .path import AhAttr
@@ -122,13 +121,11 @@ class QueuePair(Owned):
     def _refused(self, number: int, mask: QpAttrMask, to: QpState, path: object) -> ModifyError:
         wrong = transitions.diagnose(self.qp_type, self.state, to, mask)
         local, remote = getattr(path, "local_gid", None), getattr(path, "remote_gid", None)
-        hint = HINTS.get((f"ibv_modify_qp {to}", errno.errorcode.get(number, "")), "")
-        if hint and local is not None and remote is not None:
-            hint = hint.format(
-                gid_index=local.gid_index, local_gid=f"{local.gid}, {local.type_words}", remote_gid=remote.gid
-            )
-        elif "{" in hint:
-            hint = ""
+        fields = {}
+        if local is not None and remote is not None:
+            gids = {"local_gid": f"{local.gid}, {local.type_words}", "remote_gid": remote.gid}
+            fields = {"gid_index": local.gid_index, **gids}
+        hint = hint_for(f"ibv_modify_qp {to}", number, **fields)
         if wrong:
             hint = f"The table says: {wrong}. {hint}".rstrip()
         port = getattr(path, "port_num", None)
@@ -154,7 +151,7 @@ class QueuePair(Owned):
 
         Source: ibv_query_qp(3).
         """
-        every = sum(transitions.FIELDS)
+        every = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT  # no device gives the rate limit back
         attr, _ = verbs.ibv_query_qp(self.pointer, every if attr_mask is None else int(attr_mask))
         return attr
 

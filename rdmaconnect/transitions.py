@@ -177,7 +177,7 @@ def _lookup(qp_type: QpType, frm: QpState, to: QpState) -> Row:
         raise StateError(f"move a QP of type {qp_type}: no table for it. There is one for {_names(TABLE)}.")
     row = rows.get((frm, to))
     if row is None:
-        ways = _names(b for a, b in rows if a == frm)
+        ways = _names(b for a, b in rows if a == frm) or "none"
         raise StateError(f"move {qp_type} QP {frm}->{to}: no such transition. From {frm} the ways are {ways}.")
     return row
 
@@ -204,8 +204,9 @@ def diagnose(qp_type: QpType, frm: QpState, to: QpState, mask: int) -> Diagnosis
     Source: kernel ``ib_modify_qp_is_ok``, ibv_modify_qp(3).
     """
     row = _lookup(qp_type, frm, to)
-    given = QpAttrMask(mask)
-    return Diagnosis(row.required & ~given, given & ~(row.required | row.optional | M.STATE))
+    # integers, as the complement of an enum's flags lacks the bits that the enum does not name
+    required, allowed = int(row.required), int(row.required | row.optional | M.STATE)
+    return Diagnosis(QpAttrMask(required & ~int(mask)), QpAttrMask(int(mask) & ~allowed))
 
 
 def check_ranges(values: Mapping[str, object]) -> None:

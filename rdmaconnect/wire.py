@@ -75,7 +75,9 @@ VERSION = 1
 MAX_FRAME = 256 * 1024
 MAX_QPS = 4096
 MAX_REGIONS = 256
+MAX_NAME = 256
 MAX_TEXT = 2048
+MAX_ERRNO = 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,10 @@ def encode(message: Message) -> bytes:
         One frame.
 
     Raises:
-        ValueError: if it would be larger than ``MAX_FRAME``.
+        ValueError: if it would be larger than ``MAX_FRAME``, or names regions that the peer would refuse.
     """
     kind, body = _ENCODERS[type(message)](message)
-    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **body})
+    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **body}, unicode_errors="replace")
     if len(frame) > MAX_FRAME:
         raise ValueError(f"the {kind} is {len(frame)} bytes long: at most {MAX_FRAME} may be sent")
     return frame
@@ -168,7 +170,7 @@ def decode(frame: bytes) -> Message:
         ) from None
     if not isinstance(body, dict) or "v" not in body:
         raise RemoteProtocolError("decode: the peer's frame has no version. Is it rdmaconnect on that port?")
-    if body["v"] != VERSION:
+    if body["v"] != VERSION or type(body["v"]) is not int:
         raise RemoteProtocolError(
             f"decode: the peer speaks version {_short(body['v'])} of the protocol, this side {VERSION}. "
             "Install the same major version of rdmaconnect on both."
@@ -182,19 +184,24 @@ def decode(frame: bytes) -> Message:
         if len(ident) != 16:
             raise ValueError(f"id has {len(ident)} bytes, not 16")
         return reader(ident, body)
-    except (ValueError, TypeError, OverflowError) as e:
+    except (ValueError, TypeError, OverflowError, RecursionError) as e:
         raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
 
 
 def _short(value: object, limit: int = 60) -> str:
-    """What a peer sent, made safe for a line of text."""
-    return ascii(str(value))[1:-1][:limit]
+    """What a peer sent, made safe for a line of text; of what may be nested too deep to print, the type."""
+    text = type(value).__name__ if isinstance(value, list | dict) else str(value)
+    return ascii(text)[1:-1][:limit]
+
+
+def _value(body: Any, key: str) -> Any:
+    if not isinstance(body, dict) or key not in body:
+        raise ValueError(f"{key} is missing")
+    return body[key]
 
 
 def _get(body: Any, key: str, kind: type[Any]) -> Any:
-    if not isinstance(body, dict) or key not in body:
-        raise ValueError(f"{key} is missing")
-    value = body[key]
+    value = _value(body, key)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
     return value
@@ -271,6 +278,11 @@ def _take_port(body: Any) -> PortAddress:
 
 def _put_side(ends: tuple[Endpoint, ...], regions: dict[str, RemoteRegion]) -> dict[str, Any]:
     first = ends[0]
+    if len(regions) > MAX_REGIONS:
+        raise ValueError(f"there are {len(regions)} regions: at most {MAX_REGIONS} may be named")
+    for name in regions:
+        if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
+            raise ValueError(f"a region's name is {name!r}: give printable text of at most {MAX_NAME} characters")
     return {
         "qpt": int(first.qp_type),
         "qps": [[end.qp_num, end.psn, end.qkey] for end in ends],
@@ -291,7 +303,7 @@ def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion]
     regions = {}
     for name, value in mem.items():
         addr, length, rkey = _row(value, int, int, int)
-        regions[_text({"name": name}, "name", 256)] = RemoteRegion(addr, rkey, length)
+        regions[_text({"name": name}, "name", MAX_NAME)] = RemoteRegion(addr, rkey, length)
     return ends, regions
 
 
@@ -302,7 +314,7 @@ def _put_wish(wish: Wish) -> dict[str, Any]:
 
 
 def _take_wish(body: Any) -> Wish:
-    pkey = None if body.get("pkey") is None else _get(body, "pkey", int)
+    pkey = None if _value(body, "pkey") is None else _get(body, "pkey", int)
     return Wish(Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int), pkey)
 
 
@@ -314,11 +326,14 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
 
 
 def _take_agreement(body: Any) -> Agreement:
-    mine, theirs = (None if body.get(key) is None else _take_gid(body[key]) for key in ("cg", "lg"))
-    wish = _take_wish(body)
-    if not wish.pkey:
-        raise ValueError("pkey is missing")
-    return Agreement(mine, theirs, wish.path_mtu, wish.sl, wish.traffic_class, wish.flow_label, wish.pkey)
+    values = [_value(body, key) for key in ("cg", "lg")]
+    mine, theirs = (None if value is None else _take_gid(value) for value in values)
+    wish, pkey = _take_wish(body), _int(body, "pkey", 0x7FFF, 1)
+    return Agreement(mine, theirs, wish.path_mtu, wish.sl, wish.traffic_class, wish.flow_label, pkey)
+
+
+def _errno(number: int) -> int:
+    return number if 0 <= number <= MAX_ERRNO else 0
 
 
 def _take_hello(ident: bytes, body: Any) -> Hello:
@@ -335,7 +350,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[str, dict[str, Any]]]] = {
     Hello: lambda m: ("hello", {**_put_side(m.ends, m.regions), "wish": _put_wish(m.wish)}),
     Reply: lambda m: ("reply", {**_put_side(m.ends, m.regions), "agree": _put_agreement(m.agreement)}),
     Ready: lambda m: ("ready", {}),
-    Reject: lambda m: ("reject", {"stage": m.stage[:64], "errno": m.errno, "why": m.why[:MAX_TEXT]}),
+    Reject: lambda m: ("reject", {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}),
     Bye: lambda m: ("bye", {"why": m.why[:MAX_TEXT]}),
 }
 
@@ -344,7 +359,7 @@ _DECODERS: dict[str, Callable[[bytes, Any], Message]] = {
     "reply": _take_reply,
     "ready": lambda ident, body: Ready(ident),
     "reject": lambda ident, body: Reject(
-        ident, _text(body, "stage", 64), _int(body, "errno", 4095), _text(body, "why", MAX_TEXT)
+        ident, _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
     ),
     "bye": lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -18,13 +19,16 @@ from rdmaconnect import (
     Connection,
     ConnectTimeout,
     DeviceError,
+    Endpoint,
     Options,
     PeerMismatch,
     PeerRejected,
     RemoteProtocolError,
     StateError,
 )
-from rdmaconnect.abi import Mtu, QpState
+from rdmaconnect.abi import Mtu, QpState, QpType
+from rdmaconnect.path import Wish
+from rdmaconnect.wire import Hello, encode
 
 Pair = tuple[Connection, Connection]
 
@@ -226,12 +230,17 @@ def test_a_stranger_is_told_what_is_wrong(node1: Node, node2: Node, frame: bytes
 def test_a_half_open_connection_ends_when_the_peer_does_not_go_on(
     node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdmaconnect.connect.HALF_OPEN_S", 1.0)
-    silent = msgpack.packb({"v": 1, "t": "ready", "id": bytes(16)})
+    monkeypatch.setattr(sys.modules["rdmaconnect.connect"], "HALF_OPEN_S", 2.0)
+
+    def hello() -> bytes:
+        with rdmaconnect.device.open_device(node1.device) as context:
+            address = context.port(1).address(context.query_device(), Options())
+        return encode(Hello(bytes(range(16)), (Endpoint(QpType.RC, 17, 1, address, 100),), Wish(), {}))
+
     with node2.listening() as listener:
         there = node2.start(listener.accept, deadline_s=PATIENCE, tolerant=False)
-        node1.call(_say, listener.url, silent)
-        with pytest.raises(rdmaconnect.RdmaConnectError):
+        assert node1.call(_say, listener.url, node1.call(hello))["t"] == "reply"
+        with pytest.raises(ConnectTimeout, match="It asked, and did not go on"):
             there.result(PATIENCE)
 
 
@@ -283,6 +292,8 @@ def _index(node: Node, start: str) -> int:
 @pytest.mark.skipif(not NETNS, reason="needs a network of its own on node 1")
 def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: Node, node2: Node) -> None:
     node1.run("ip", "addr", "add", "10.77.0.1/24", "dev", node1.netdev)
+    # 2: answer ARP only to those of the same subnet
+    node1.run("sysctl", "-qw", f"net.ipv4.conf.{node1.netdev}.arp_ignore=2")
     try:
         with node2.listening() as listener:
             there = node2.start(listener.accept, deadline_s=PATIENCE, tolerant=False)
@@ -293,6 +304,7 @@ def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: N
             with pytest.raises(rdmaconnect.ModifyError, match=r"INIT->RTR.*from gid_index \d+ \(::ffff:10.9.0.2"):
                 there.result(PATIENCE)
     finally:
+        node1.run("sysctl", "-qw", f"net.ipv4.conf.{node1.netdev}.arp_ignore=0")
         node1.run("ip", "addr", "del", "10.77.0.1/24", "dev", node1.netdev)
 
 

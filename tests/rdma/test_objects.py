@@ -9,16 +9,17 @@ from pathlib import Path as FilePath
 from types import SimpleNamespace
 
 import pytest
-from conftest import Node
+from conftest import PATIENCE, Node
 
 from rdmaconnect import ModifyError, StateError, VerbsError
-from rdmaconnect.abi import AccessFlags, LinkLayer, PortState, QpState, QpType
+from rdmaconnect.abi import AccessFlags, LinkLayer, PortState, QpState, QpType, bits
 from rdmaconnect.completion import CQ, CompChannel
+from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.device import Context, device_names, open_device
 from rdmaconnect.memory import PD
 from rdmaconnect.path import ACCESS, AhAttr
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.transitions import TABLE
+from rdmaconnect.queuepair import QueuePair, RecvRequest
+from rdmaconnect.transitions import FIELDS, TABLE, M
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_a_parent_closes_its_children_first(context: Context) -> None:
     channel.close()
     assert cq.closed
     pd.close()
-    with pytest.raises(StateError, match="RC QP .* is closed"):
+    with pytest.raises(StateError, match=r"RC QP .* is closed"):
         qp.move(QpState.INIT, None)
 
 
@@ -102,9 +103,6 @@ def test_the_device_refuses_a_mask_without_any_one_required_bit(qps: QueuePair, 
     refused = 0
     for to in (QpState.INIT, QpState.RTR, QpState.RTS):
         row = TABLE[qps.qp_type][qps.state, to]
-        from rdmaconnect.abi import bits
-        from rdmaconnect.transitions import FIELDS, M
-
         for bit in bits(row.required & ~M.STATE):
             mask = row.required & ~bit
             attr = {name: getattr(values, name) for b in bits(mask & ~M.STATE) for name in FIELDS[b]}
@@ -117,10 +115,13 @@ def test_the_device_refuses_a_mask_without_any_one_required_bit(qps: QueuePair, 
 
 
 def test_a_step_that_is_not_in_the_table_is_refused_here(context: Context) -> None:
-    with PD(context) as pd, CQ(context, 8) as cq:
-        with QueuePair(pd, cq, cq, QpType.RC, max_send_wr=1, max_recv_wr=1) as qp:
-            with pytest.raises(StateError, match="RC QP RESET->RTR: no such transition"):
-                qp.move(QpState.RTR, None)
+    with (
+        PD(context) as pd,
+        CQ(context, 8) as cq,
+        QueuePair(pd, cq, cq, QpType.RC, max_send_wr=1, max_recv_wr=1) as qp,
+        pytest.raises(StateError, match="RC QP RESET->RTR: no such transition"),
+    ):
+        qp.move(QpState.RTR, None)
 
 
 def test_what_the_device_lacks_is_named(context: Context) -> None:
@@ -152,13 +153,12 @@ def test_events_are_counted_and_acknowledged_before_the_queue_dies(context: Cont
     with PD(context) as pd, CompChannel(context) as channel:
         cq = CQ(context, 8, channel)
         with QueuePair(pd, cq, cq, QpType.UD, max_send_wr=1, max_recv_wr=4) as qp:
-            from rdmaconnect.queuepair import RecvRequest
-
             qp.move(QpState.INIT, SimpleNamespace(pkey_index=0, port_num=1, qkey=1))
             cq.arm()
             mr = pd.register(bytearray(64))
             qp.post_recv(RecvRequest(1, mr.addr, 64, mr.lkey))
             qp.move(QpState.ERR)
+            wait_readable([channel.fileno()], Deadline(PATIENCE))
             assert cq.poll() == 1
             channel.drain()
             assert cq._unacked == 1

@@ -1,0 +1,307 @@
+"""The conversation: two machines face to face, and each alone against what must not come."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ends import ID, end
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vectors import VALUES
+
+from rdmaconnect.abi import QpType
+from rdmaconnect.errors import LocalProtocolError, PeerRejected, RemoteProtocolError
+from rdmaconnect.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
+from rdmaconnect.wire import Hello, Message, Ready, Reject, Reply, decode, encode
+
+HELLO, REPLY, READY, REJECT, BYE = (VALUES[name] for name in ("hello", "reply", "ready", "reject", "bye"))
+assert isinstance(HELLO, Hello)
+assert isinstance(REPLY, Reply)
+MESSAGES: dict[str, Message] = {"hello": HELLO, "reply": REPLY, "ready": READY, "reject": REJECT, "bye": BYE}
+CONNECTOR, LISTENER = Role.CONNECTOR, Role.LISTENER
+
+#: how each role comes to each of its states: what it sends (>) and receives (<)
+WALKS: dict[tuple[Role, State], str] = {
+    (CONNECTOR, State.IDLE): "",
+    (CONNECTOR, State.ASKED): ">hello",
+    (CONNECTOR, State.AGREED): ">hello <reply",
+    (CONNECTOR, State.JOINED): ">hello <reply >ready",
+    (CONNECTOR, State.CLOSED): ">hello <reply >ready >bye",
+    (LISTENER, State.IDLE): "",
+    (LISTENER, State.HEARD): "<hello",
+    (LISTENER, State.ANSWERED): "<hello >reply",
+    (LISTENER, State.JOINED): "<hello >reply <ready",
+    (LISTENER, State.CLOSED): "<hello >reply <ready >bye",
+}
+#: what may come, and where it leads; everything else is a fault of the peer
+MAY_COME = {
+    CONNECTOR: {
+        (State.ASKED, "reply"): State.AGREED, (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
+        (State.ASKED, "reject"): State.CLOSED, (State.AGREED, "reject"): State.CLOSED,
+        (State.JOINED, "reject"): State.CLOSED,
+    },
+    LISTENER: {
+        (State.IDLE, "hello"): State.HEARD, (State.ANSWERED, "ready"): State.JOINED,
+        (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
+        (State.HEARD, "reject"): State.CLOSED, (State.ANSWERED, "reject"): State.CLOSED,
+        (State.JOINED, "reject"): State.CLOSED,
+    },
+}  # fmt: skip
+#: what may be sent
+MAY_GO = {
+    CONNECTOR: {
+        (State.IDLE, "hello"): State.ASKED, (State.AGREED, "ready"): State.JOINED, (State.JOINED, "bye"): State.CLOSED,
+        (State.IDLE, "reject"): State.CLOSED, (State.ASKED, "reject"): State.CLOSED,
+        (State.AGREED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
+    },
+    LISTENER: {
+        (State.HEARD, "reply"): State.ANSWERED, (State.JOINED, "bye"): State.CLOSED,
+        (State.IDLE, "reject"): State.CLOSED, (State.HEARD, "reject"): State.CLOSED,
+        (State.ANSWERED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
+    },
+}  # fmt: skip
+EVERY = [(role, state, name) for role, state in WALKS for name in MESSAGES]
+everywhere = pytest.mark.parametrize(
+    ("role", "state", "name"), EVERY, ids=[f"{role.value}-{state.value}-{name}" for role, state, name in EVERY]
+)
+
+
+def machine(role: Role, state: State = State.IDLE) -> Handshake:
+    """A machine that walked to a state. A listener knows the connection's id from its hello on."""
+    made = Handshake(role, ID if role is CONNECTOR else None)
+    for step in WALKS[role, state].split():
+        way, name = step[0], step[1:]
+        if way == ">":
+            assert made.send(MESSAGES[name]) is MESSAGES[name]
+        else:
+            assert made.receive(MESSAGES[name]) is Outcome.MOVED
+    assert made.state is state
+    return made
+
+
+def other(message: Message) -> Message:
+    """A message of the same type and conversation that says something else."""
+    if isinstance(message, Hello | Reply):
+        return replace(message, ends=tuple(replace(e, psn=e.psn ^ 1) for e in message.ends))
+    return message if isinstance(message, Ready) else replace(message, why="other")
+
+
+# ---- two machines face to face
+
+
+class Pair:
+    """Both machines and two ordered ways between them, which carry bytes."""
+
+    def __init__(self) -> None:
+        self.machines = {CONNECTOR: Handshake(CONNECTOR, ID), LISTENER: Handshake(LISTENER)}
+        self.to: dict[Role, deque[bytes]] = {CONNECTOR: deque(), LISTENER: deque()}
+        self.said: list[str] = []
+
+    def send(self, role: Role, message: Message) -> None:
+        self.put(role, self.machines[role].send(message))
+
+    def put(self, role: Role, message: Message) -> None:
+        self.said.append(type(message).__name__)
+        self.to[LISTENER if role is CONNECTOR else CONNECTOR].append(encode(message))
+
+    def take(self, role: Role) -> Outcome:
+        """One message comes; the answer goes out as connect and accept would give it."""
+        made = self.machines[role]
+        outcome = made.receive(decode(self.to[role].popleft()))
+        if outcome is Outcome.REPEATED and made.said is not None:
+            self.put(role, made.said)
+        elif outcome is Outcome.MOVED and made.state is State.HEARD:
+            self.send(role, REPLY)
+        elif outcome is Outcome.MOVED and made.state is State.AGREED:
+            self.send(role, READY)
+        return outcome
+
+
+def test_three_messages_join_two_ends() -> None:
+    pair = Pair()
+    pair.send(CONNECTOR, HELLO)
+    assert pair.take(LISTENER) is Outcome.MOVED
+    assert pair.take(CONNECTOR) is Outcome.MOVED
+    assert pair.machines[CONNECTOR].state is State.JOINED
+    assert pair.machines[LISTENER].state is State.ANSWERED
+    assert pair.take(LISTENER) is Outcome.MOVED
+    assert pair.machines[LISTENER].state is State.JOINED
+    assert pair.said == ["Hello", "Reply", "Ready"]
+    assert pair.machines[CONNECTOR].peer == REPLY
+    assert pair.machines[LISTENER].peer == HELLO
+    assert pair.machines[LISTENER].id == ID
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Role)), st.integers(0, 2)), max_size=30))
+@settings(max_examples=150)
+def test_in_any_order_with_any_repeats_both_join_and_fall_silent(schedule: list[tuple[Role, int]]) -> None:
+    pair = Pair()
+    pair.send(CONNECTOR, HELLO)
+    moved = 0
+    for role, repeats in [*schedule, *[(CONNECTOR, 0), (LISTENER, 0)] * 20]:
+        if pair.to[role]:
+            first = pair.to[role][0]
+            pair.to[role].extendleft([first] * min(repeats, 60 - len(pair.said)))
+            moved += pair.take(role) is Outcome.MOVED
+    while any(pair.to.values()):
+        assert len(pair.said) < 400, "they answer each other for ever"
+        for role in Role:
+            if pair.to[role]:
+                moved += pair.take(role) is Outcome.MOVED
+    assert moved == 3
+    assert all(made.state is State.JOINED for made in pair.machines.values())
+
+
+@pytest.mark.parametrize("closer", list(Role))
+def test_either_end_can_say_good_bye(closer: Role) -> None:
+    pair = Pair()
+    pair.send(CONNECTOR, HELLO)
+    for role in (LISTENER, CONNECTOR, LISTENER):
+        pair.take(role)
+    pair.send(closer, BYE)
+    peer = LISTENER if closer is CONNECTOR else CONNECTOR
+    assert pair.take(peer) is Outcome.MOVED
+    assert all(made.state is State.CLOSED for made in pair.machines.values())
+
+
+@pytest.mark.parametrize(("role", "state"), [key for key in WALKS if key[1] is not State.CLOSED], ids=str)
+@pytest.mark.parametrize("read", [True, False], ids=["with its id", "without an id"])
+def test_a_reject_at_any_stage_tells_why(role: Role, state: State, read: bool) -> None:
+    made = machine(role, state)
+    reject = Reject(ID if read else NO_ID, "asked", 110, "the route did not resolve")
+    if made.id is None and read:
+        assert made.receive(reject) is Outcome.STALE
+        return
+    with pytest.raises(PeerRejected, match="the peer refused at asked: the route did not resolve") as caught:
+        made.receive(reject)
+    assert (caught.value.stage, caught.value.errno, caught.value.reason) == ("asked", 110, "the route did not resolve")
+    assert made.state is State.CLOSED
+    with pytest.raises(LocalProtocolError):
+        made.send(REJECT)
+
+
+# ---- each alone: what may come and go, and nothing else
+
+
+@everywhere
+def test_what_may_not_come_is_a_fault_of_the_peer(role: Role, state: State, name: str) -> None:
+    made = machine(role, state)
+    message = other(MESSAGES[name]) if name != "ready" else MESSAGES[name]
+    leads_to = MAY_COME[role].get((state, name))
+    if made.id is None and name != "hello":
+        assert made.receive(message) is Outcome.STALE
+        assert made.state is State.IDLE
+    elif name == "ready" and role is LISTENER and state in (State.JOINED, State.CLOSED):
+        assert made.receive(message) is Outcome.REPEATED
+    elif leads_to is None:
+        with pytest.raises(RemoteProtocolError, match=f"^{role.value}: the peer sent a {name} while {state.value}\\.$"):
+            made.receive(message)
+        assert made.state is state
+    elif name == "reject":
+        with pytest.raises(PeerRejected):
+            made.receive(message)
+        assert made.state is leads_to
+    else:
+        assert made.receive(message) is Outcome.MOVED
+        assert made.state is leads_to
+        assert made.peer == message or not isinstance(message, Hello | Reply)
+
+
+@everywhere
+def test_what_may_not_be_sent_is_a_fault_of_this_side(role: Role, state: State, name: str) -> None:
+    made = machine(role, state)
+    leads_to = MAY_GO[role].get((state, name))
+    if leads_to is None or made.id is None:
+        with pytest.raises(LocalProtocolError, match=f"a {name} may not be sent while {state.value}"):
+            made.send(MESSAGES[name])
+        assert made.state is state
+    else:
+        assert made.send(MESSAGES[name]) is MESSAGES[name]
+        assert made.state is leads_to
+        assert made.said is MESSAGES[name]
+
+
+@pytest.mark.parametrize(("role", "state"), list(WALKS), ids=str)
+def test_a_message_of_another_conversation_is_neither_sent_nor_taken(role: Role, state: State) -> None:
+    for message in MESSAGES.values():
+        stale = replace(message, id=bytes(15) + b"\x07")
+        made = machine(role, state)
+        if made.id is not None or not isinstance(stale, Hello):
+            assert made.receive(stale) is Outcome.STALE
+            assert made.state is state
+        with pytest.raises(LocalProtocolError):
+            machine(role, state).send(stale)
+
+
+# ---- repeats
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "name", "answer"),
+    [
+        (LISTENER, State.HEARD, "hello", None),
+        (LISTENER, State.ANSWERED, "hello", REPLY),
+        (CONNECTOR, State.AGREED, "reply", None),
+        (CONNECTOR, State.JOINED, "reply", READY),
+        (LISTENER, State.JOINED, "ready", None),
+    ],
+)
+def test_a_repeated_message_is_answered_the_same_way_again(
+    role: Role, state: State, name: str, answer: Message | None
+) -> None:
+    made = machine(role, state)
+    for _ in range(3):
+        assert made.receive(MESSAGES[name]) is Outcome.REPEATED
+        assert made.said == answer
+        assert made.state is state
+
+
+def test_a_second_hello_that_says_something_else_is_a_fault() -> None:
+    made = machine(LISTENER, State.ANSWERED)
+    with pytest.raises(RemoteProtocolError):
+        made.receive(other(HELLO))
+    assert made.peer == HELLO
+
+
+def test_a_good_bye_is_heard_once() -> None:
+    made = machine(CONNECTOR, State.JOINED)
+    assert made.receive(BYE) is Outcome.MOVED
+    with pytest.raises(RemoteProtocolError, match="sent a bye while closed"):
+        made.receive(BYE)
+
+
+# ---- a reply must fit its hello
+
+
+def ends_of(qp_type: QpType, count: int) -> Any:
+    return tuple(end(qp_type=qp_type, qp_num=number + 1) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "match"),
+    [
+        ((QpType.RC, 2), (QpType.RC, 1), "asked for 2 queue pairs of type RC, the peer replied with 1 of type RC"),
+        ((QpType.RC, 1), (QpType.RC, 3), "asked for 1 queue pairs of type RC, the peer replied with 3 of type RC"),
+        ((QpType.RC, 1), (QpType.UD, 1), "replied with 1 of type UD"),
+    ],
+)
+def test_a_reply_with_other_ends_than_asked_for_is_a_fault(
+    asked: tuple[QpType, int], given: tuple[QpType, int], match: str
+) -> None:
+    made = Handshake(CONNECTOR, ID)
+    made.send(replace(HELLO, ends=ends_of(*asked)))
+    with pytest.raises(RemoteProtocolError, match=match):
+        made.receive(replace(REPLY, ends=ends_of(*given)))
+    assert made.state is State.ASKED
+    assert made.peer is None
+    assert made.receive(replace(REPLY, ends=ends_of(*asked))) is Outcome.MOVED
+
+
+def test_the_tables_lead_only_where_the_roles_can_be() -> None:
+    for tables in (SENDS, RECEIVES):
+        for role, table in tables.items():
+            reachable = {state for r, state in WALKS if r is role}
+            assert {to for (frm, _), to in table.items() if frm in reachable} <= reachable

@@ -1,0 +1,403 @@
+"""What two ends agree on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ends import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
+from rdmaconnect.endpoint import Endpoint, GidEntry, Options, PortAddress
+from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
+from rdmaconnect.path import Agreement, Path, Wish, agree, make_path, rank_pairs
+
+HERE = end(roce(gid("10.0.0.1", gid_index=3)), qp_num=0x11, psn=0x111111)
+THERE = end(roce(gid("10.0.0.2", gid_index=7), device="rxe1"), qp_num=0x22, psn=0x222222)
+
+
+def paths(connector: Endpoint, listener: Endpoint, wish: Wish | None = None) -> tuple[Path, Path]:
+    """Both ends' paths, each made by its own end."""
+    agreement = agree(connector, listener, wish or Wish())
+    return (
+        make_path(connector, listener, agreement, Options(), connector=True),
+        make_path(listener, connector, agreement, Options(), connector=False),
+    )
+
+
+def differences(connector: Endpoint, listener: Endpoint, wish: Wish | None = None) -> tuple[str, ...]:
+    with pytest.raises(PeerMismatch) as caught:
+        agree(connector, listener, wish or Wish())
+    assert str(caught.value) == f"join the two ends: {'; '.join(caught.value.differences)}."
+    return caught.value.differences
+
+
+# ---- both ends
+
+
+def test_each_end_sends_from_its_own_psn_and_expects_the_peers() -> None:
+    mine, theirs = paths(HERE, THERE)
+    assert (mine.sq_psn, mine.rq_psn) == (0x111111, 0x222222)
+    assert (theirs.sq_psn, theirs.rq_psn) == (0x222222, 0x111111)
+    assert (mine.dest_qp_num, theirs.dest_qp_num) == (0x22, 0x11)
+
+
+@given(ends(), ends(), wishes)
+@settings(max_examples=100)
+def test_both_ends_derive_mirrored_paths(ours: tuple[Endpoint, ...], theirs: tuple[Endpoint, ...], wish: Wish) -> None:
+    common = {
+        "link_layer": ours[0].port.link_layer,
+        "gids": (*theirs[0].port.gids, gid("10.0.0.1")),
+        "pkeys": (0xFFFF,),
+    }
+    a, b = (replace(e[0], qp_type=QpType.RC, port=replace(e[0].port, **common)) for e in (ours, theirs))
+    a, b = (replace(e, port=replace(e.port, lid=e.port.lid or 1)) for e in (a, b))
+    mine, yours = paths(a, b, replace(wish, pkey=None))
+    assert (mine.rq_psn, mine.sq_psn, mine.dest_qp_num) == (yours.sq_psn, yours.rq_psn, b.qp_num)
+    assert yours.dest_qp_num == a.qp_num
+    assert mine.path_mtu == yours.path_mtu == min(a.port.active_mtu, b.port.active_mtu, wish.path_mtu)
+    assert mine.max_rd_atomic == yours.max_dest_rd_atomic == min(a.port.max_rd_atomic, b.port.max_dest_rd_atomic)
+    assert mine.max_dest_rd_atomic == yours.max_rd_atomic == min(a.port.max_dest_rd_atomic, b.port.max_rd_atomic)
+    assert (mine.ah_attr.dlid, yours.ah_attr.dlid) == (b.port.lid, a.port.lid)
+    assert (mine.port_num, yours.port_num) == (a.port.port_num, b.port.port_num)
+    for path in (mine, yours):
+        assert path.ah_attr.port_num == path.port_num
+        assert path.ah_attr.sl == wish.sl
+    assert mine.ah_attr.is_global == yours.ah_attr.is_global
+    if mine.ah_attr.is_global:
+        assert mine.local_gid is not None
+        assert yours.local_gid is not None
+        assert mine.ah_attr.dgid == yours.local_gid.gid.raw
+        assert yours.ah_attr.dgid == mine.local_gid.gid.raw
+        assert mine.local_gid.gid_type == yours.local_gid.gid_type
+        for path in (mine, yours):
+            assert path.ah_attr.flow_label == wish.flow_label
+            assert path.ah_attr.traffic_class == wish.traffic_class
+    else:
+        assert mine.local_gid is mine.remote_gid is yours.local_gid is yours.remote_gid is None
+
+
+def test_the_wish_of_the_connector_applies_to_both_ends() -> None:
+    for path in paths(HERE, THERE, Wish(Mtu.MTU_512, sl=3, traffic_class=96, flow_label=0xABCDE)):
+        assert path.path_mtu is Mtu.MTU_512
+        assert (path.ah_attr.sl, path.ah_attr.traffic_class, path.ah_attr.flow_label) == (3, 96, 0xABCDE)
+
+
+def test_a_wish_is_the_part_of_the_options_that_concerns_both() -> None:
+    options = Options(path_mtu=2048, sl=1, traffic_class=2, flow_label=3, pkey=0x8001, timeout=20)
+    assert Wish.of(options) == Wish(Mtu.MTU_2048, 1, 2, 3, 0x8001)
+    assert Wish.of(Options()) == Wish()
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sl": 16}, {"traffic_class": 256}, {"flow_label": 2**20}, {"pkey": 0}, {"path_mtu": Mtu(6)}]
+)
+def test_a_wish_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(fields))} is "):
+        Wish(**fields)
+
+
+@pytest.mark.parametrize(("here", "there", "wish"), [(5, 3, 5), (3, 5, 5), (5, 5, 3), (1, 2, 3), (4, 4, 4)])
+def test_the_smallest_mtu_counts_and_a_difference_is_told(here: int, there: int, wish: int) -> None:
+    a = end(roce(gid("10.0.0.1"), active_mtu=Mtu(here)))
+    b = end(roce(gid("10.0.0.2"), active_mtu=Mtu(there)))
+    for path in paths(a, b, Wish(Mtu(wish))):
+        assert path.path_mtu == min(here, there, wish)
+        assert any("path_mtu" in line for line in path.why) is (len({here, there, min(here, there, wish)}) > 1)
+
+
+def test_reads_outstanding_are_those_that_the_other_end_answers() -> None:
+    a = end(roce(gid("10.0.0.1"), max_rd_atomic=16, max_dest_rd_atomic=4))
+    b = end(roce(gid("10.0.0.2"), max_rd_atomic=1, max_dest_rd_atomic=8))
+    mine, theirs = paths(a, b)
+    assert (mine.max_rd_atomic, mine.max_dest_rd_atomic) == (8, 1)
+    assert (theirs.max_rd_atomic, theirs.max_dest_rd_atomic) == (1, 8)
+
+
+def test_the_timers_are_each_ends_own() -> None:
+    agreement = agree(HERE, THERE, Wish())
+    options = Options(timeout=20, retry_cnt=1, rnr_retry=2, min_rnr_timer=3, hop_limit=4)
+    path = make_path(HERE, THERE, agreement, options, connector=True)
+    assert (path.timeout, path.retry_cnt, path.rnr_retry, path.min_rnr_timer, path.ah_attr.hop_limit) == (
+        20,
+        1,
+        2,
+        3,
+        4,
+    )
+
+
+def test_a_peer_may_do_what_the_type_of_queue_pair_can() -> None:
+    remote = {QpType.RC: "REMOTE_WRITE|REMOTE_READ|REMOTE_ATOMIC", QpType.UC: "REMOTE_WRITE", QpType.UD: ""}
+    for qp_type, words in remote.items():
+        path, _ = paths(replace(HERE, qp_type=qp_type), replace(THERE, qp_type=qp_type))
+        assert str(path.qp_access_flags) == "|".join(filter(None, ["LOCAL_WRITE", words]))
+        assert AccessFlags.LOCAL_WRITE in path.qp_access_flags
+
+
+def test_the_qkey_is_the_queue_pairs_own() -> None:
+    a, b = replace(HERE, qp_type=QpType.UD, qkey=0xA), replace(THERE, qp_type=QpType.UD, qkey=0xB)
+    mine, theirs = paths(a, b)
+    assert (mine.qkey, theirs.qkey) == (0xA, 0xB)
+
+
+def test_a_path_can_be_turned_to_another_pair_on_the_same_ports() -> None:
+    mine, theirs = paths(HERE, THERE)
+    a, b = replace(HERE, qp_num=0x33, psn=3, qkey=0xA), replace(THERE, qp_num=0x44, psn=4, qkey=0xB)
+    assert mine.toward(a, b) == paths(a, b)[0]
+    assert theirs.toward(b, a) == paths(a, b)[1]
+
+
+# ---- GIDs
+
+
+def ranked(mine: list[GidEntry], theirs: list[GidEntry], port: Any = roce) -> list[tuple[int, int]]:
+    """The slots of the pairs, the best first."""
+    return [(a.gid_index, b.gid_index) for a, b in rank_pairs(port(*mine), port(*theirs))]
+
+
+def infiniband_gids(*gids: GidEntry) -> PortAddress:
+    return infiniband(1, *gids)
+
+
+def test_v2_comes_before_v1_whatever_the_slots() -> None:
+    mine = [gid("10.0.0.1", V1, 0), gid("10.0.0.1", V2, 1)]
+    theirs = [gid("10.0.0.2", V1, 4), gid("10.0.0.2", V2, 5)]
+    assert ranked(mine, theirs) == [(1, 5), (0, 4)]
+
+
+def test_v1_and_v2_never_meet() -> None:
+    assert ranked([gid("10.0.0.1", V1)], [gid("10.0.0.2", V2)]) == []
+
+
+@pytest.mark.parametrize("kind", [V1, V2])
+def test_ipv4_and_ipv6_never_meet_on_ethernet(kind: GidType) -> None:
+    assert ranked([gid("10.0.0.1", kind)], [gid("2001:db8::1", kind)]) == []
+    assert ranked([gid("2001:db8::1", kind), gid("10.0.0.1", kind, 1)], [gid("10.0.0.2", kind, 7)]) == [(1, 7)]
+
+
+def test_the_same_subnet_comes_first() -> None:
+    mine = [gid("10.0.0.1", V2, 0), gid("192.168.5.1", V2, 1), gid("2001:db8::1", V2, 2)]
+    theirs = [gid("192.168.5.2", V2, 4), gid("10.9.0.2", V2, 5), gid("2001:db8::2", V2, 6)]
+    assert ranked(mine, theirs) == [(2, 6), (1, 4), (0, 5), (0, 4), (1, 5)]
+
+
+def test_an_ipv6_subnet_comes_before_unrelated_ipv4_networks() -> None:
+    mine = [gid("10.0.0.1", V2, 0), gid("2001:db8::5054:ff:fe01:1", V2, 1)]
+    theirs = [gid("192.168.5.2", V2, 4), gid("2001:db8::9a03:9bff:fe8e:2", V2, 5)]
+    assert ranked(mine, theirs) == [(1, 5), (0, 4)]
+
+
+def test_routable_comes_before_link_local() -> None:
+    mine = [gid("fe80::1", V2, 0), gid("2001:db8:1::1", V2, 1), gid("169.254.0.1", V2, 2)]
+    theirs = [gid("fe80::2", V2, 4), gid("2001:db8:2::1", V2, 5), gid("169.254.0.2", V2, 6)]
+    assert ranked(mine, theirs) == [(1, 5), (0, 4), (2, 6)]
+
+
+def test_link_local_reaches_only_link_local_on_ethernet() -> None:
+    assert ranked([gid("fe80::1", V2)], [gid("2001:db8::1", V2)]) == []
+    assert ranked([gid("169.254.0.1", V2)], [gid("10.0.0.1", V2)]) == []
+    assert ranked([gid("127.0.0.1", V2)], [gid("10.0.0.1", V2)]) == []
+    assert ranked([gid("fe80::1", V1)], [gid("fe80::2", V1)]) == [(0, 0)]
+
+
+def test_fe80_is_a_plain_prefix_on_infiniband() -> None:
+    fe80, fec0 = gid("fe80::2:c903:1", IB, 0), gid("2001:db8::2:c903:1", IB, 1)
+    assert ranked([fe80], [fec0], infiniband_gids) == [(0, 1)]
+    assert ranked([fe80], [fe80], infiniband_gids) == [(0, 0)]
+
+
+@given(ends(), ends())
+@settings(max_examples=50)
+def test_pairs_are_the_same_whichever_end_ranks_them(a: tuple[Endpoint, ...], b: tuple[Endpoint, ...]) -> None:
+    here, there = a[0].port, replace(b[0].port, gids=b[0].port.gids + a[0].port.gids)
+    assert sorted(map(str, rank_pairs(here, there))) == sorted(str((x, y)) for y, x in rank_pairs(there, here))
+
+
+def test_the_best_pair_is_chosen_and_told() -> None:
+    mine, theirs = paths(HERE, THERE)
+    assert mine.why == ("by GID: rxe0 port 1 gid_index 3 (::ffff:10.0.0.1, RoCE v2) "
+                        "to rxe1 port 1 gid_index 7 (::ffff:10.0.0.2, RoCE v2)",)  # fmt: skip
+    assert (mine.ah_attr.sgid_index, theirs.ah_attr.sgid_index) == (3, 7)
+    assert mine.ah_attr.is_global == 1
+    assert mine.ah_attr.hop_limit == 64
+
+
+def test_the_slot_used_is_where_the_value_is_now_not_where_the_peer_says() -> None:
+    agreement = agree(HERE, THERE, Wish())
+    moved = replace(THERE, port=roce(gid("10.0.0.9", gid_index=7), gid("10.0.0.2", gid_index=1)))
+    path = make_path(moved, HERE, agreement, Options(), connector=False)
+    assert path.ah_attr.sgid_index == 1
+    liar = replace(agreement, listener_gid=gid("10.0.0.2", gid_index=200))
+    assert make_path(THERE, HERE, liar, Options(), connector=False).ah_attr.sgid_index == 7
+
+
+# ---- InfiniBand
+
+
+def test_infiniband_in_one_subnet_goes_by_lid() -> None:
+    mine, theirs = paths(end(infiniband(5)), end(infiniband(9)))
+    assert (mine.ah_attr.dlid, theirs.ah_attr.dlid) == (9, 5)
+    assert (mine.ah_attr.is_global, mine.ah_attr.dgid) == (0, bytes(16))
+    assert mine.why == ("by LID 0x5 to 0x9: InfiniBand, one subnet, no GRH required",)
+
+
+def test_lid_0_on_infiniband_is_refused() -> None:
+    for a, b in ((0, 9), (5, 0), (0, 0)):
+        (found,) = differences(end(infiniband(a)), end(infiniband(b)))
+        assert found == f"LID: connector {a:#x}, listener {b:#x}; 0 means no subnet manager"
+
+
+@pytest.mark.parametrize("which", [(True, False), (False, True), (True, True)])
+def test_a_grh_is_used_where_a_port_demands_it(which: tuple[bool, bool]) -> None:
+    a, b = (
+        end(infiniband(lid, gid(f"fe80::{lid}", IB, 0), grh_required=demands))
+        for lid, demands in zip((5, 9), which, strict=True)
+    )
+    mine, theirs = paths(a, b)
+    assert mine.ah_attr.is_global == theirs.ah_attr.is_global == 1
+    assert (mine.ah_attr.dlid, mine.ah_attr.dgid) == (9, gid("fe80::9").gid.raw)
+
+
+def test_a_grh_is_used_between_subnets_and_not_within_one() -> None:
+    one, other, far = (end(infiniband(5, gid(text, IB))) for text in ("fe80::1", "fe80::2", "2001:db8::2"))
+    assert paths(one, other)[0].ah_attr.is_global == 0
+    assert paths(one, far)[0].ah_attr.is_global == 1
+    assert paths(far, one)[0].ah_attr.dgid == gid("fe80::1").gid.raw
+
+
+def test_a_grh_that_no_gid_can_fill_is_refused() -> None:
+    (found,) = differences(end(infiniband(5, grh_required=True)), end(infiniband(9)))
+    assert found == (
+        "GIDs: none of the connector's (none) matches one of the listener's (none) in type and address family"
+    )
+
+
+# ---- partitions
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "wish", "key"),
+    [
+        ((0xFFFF,), (0xFFFF,), None, 0x7FFF),
+        ((0xFFFF,), (0x7FFF,), None, 0x7FFF),
+        ((0x7FFF,), (0xFFFF,), None, 0x7FFF),
+        ((0x7FFF,), (0x7FFF,), None, None),
+        ((0, 0x8001), (0x8002, 0x0001), None, 0x0001),
+        ((0xFFFF, 0x8005), (0xFFFF, 0x8005), 0x8005, 0x0005),
+        ((0xFFFF, 0x8005), (0xFFFF, 0x8005), 0x0005, 0x0005),
+        ((0xFFFF,), (0xFFFF,), 0x8005, None),
+        ((0x8005, 0xFFFF), (0xFFFF, 0x8005), None, 0x0005),
+        ((0x8000,), (0x8000,), None, None),
+        ((), (0xFFFF,), None, None),
+        ((0, 0), (0, 0), None, None),
+        ((0x7FFF, 0xFFFF), (0x7FFF, 0xFFFF), None, 0x7FFF),
+    ],
+)
+def test_a_partition_needs_both_ends_and_one_full_member(
+    mine: tuple[int, ...], theirs: tuple[int, ...], wish: int | None, key: int | None
+) -> None:
+    a, b = end(infiniband(5, pkeys=mine)), end(infiniband(9, pkeys=theirs))
+    if key is None:
+        (found,) = differences(a, b, Wish(pkey=wish))
+        assert found.startswith("P_Key: none in common with a full member")
+        assert all(f"{pkey:#06x}" in found for pkey in (*mine, *theirs) if pkey)
+        assert wish is None or f"({wish:#06x} wished)" in found
+    else:
+        assert agree(a, b, Wish(pkey=wish)).pkey == key
+        for ours, path in zip((mine, theirs), paths(a, b, Wish(pkey=wish)), strict=True):
+            assert ours[path.pkey_index] & 0x7FFF == key
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 0x8001, 2, 0x8002, 0x7FFF, 0xFFFF]), max_size=4).map(tuple),
+    st.lists(st.sampled_from([0, 1, 0x8001, 2, 0x8002, 0x7FFF, 0xFFFF]), max_size=4).map(tuple),
+)
+@settings(max_examples=100)
+def test_the_slots_used_are_never_both_of_limited_members(mine: tuple[int, ...], theirs: tuple[int, ...]) -> None:
+    a, b = end(infiniband(5, pkeys=mine)), end(infiniband(9, pkeys=theirs))
+    talk = [x for x in mine for y in theirs if x & 0x7FFF == y & 0x7FFF != 0 and (x | y) & 0x8000]
+    if talk:
+        here, there = paths(a, b)
+        x, y = mine[here.pkey_index], theirs[there.pkey_index]
+        assert x & 0x7FFF == y & 0x7FFF
+        assert (x | y) & 0x8000
+    else:
+        differences(a, b)
+
+
+# ---- what cannot be joined
+
+
+def test_all_differences_are_listed_at_once() -> None:
+    a = end(roce(gid("10.0.0.1"), pkeys=(0x8001,)), qp_type=QpType.RC)
+    b = end(infiniband(0, pkeys=(0x8002,)), qp_type=QpType.UD)
+    assert differences(a, b) == (
+        "qp_type: connector RC, listener UD",
+        "P_Key: none in common with a full member: connector has 0x8001 and listener has 0x8002",
+        "link layer: connector ETHERNET, listener INFINIBAND",
+    )
+    c = end(roce(gid("fe80::1", V1), pkeys=(0x8002,)), qp_type=QpType.UC)
+    found = differences(a, c)
+    assert len(found) == 3
+    assert found[2] == (
+        "GIDs: none of the connector's (gid_index 0 (::ffff:10.0.0.1, RoCE v2)) matches one of the listener's "
+        "(gid_index 0 (fe80::1, RoCE v1)) in type and address family"
+    )
+
+
+@given(ends(), ends(), wishes)
+@settings(max_examples=100)
+def test_any_two_ends_are_joined_or_refused_in_words(
+    a: tuple[Endpoint, ...], b: tuple[Endpoint, ...], wish: Wish
+) -> None:
+    try:
+        found = agree(a[0], b[0], wish)
+    except PeerMismatch as error:
+        words = error.differences
+    else:
+        words = ("joined",)
+        assert 0 < found.pkey < 0x8000
+        assert (found.connector_gid is None) == (found.listener_gid is None)
+        assert found.connector_gid is None or found.connector_gid in a[0].port.gids
+        assert found.listener_gid is None or found.listener_gid in b[0].port.gids
+        assert found.connector_gid is not None or a[0].port.link_layer != LinkLayer.ETHERNET
+    assert words
+    assert all(words)
+
+
+# ---- an agreement from a peer is not trusted
+
+
+AGREED = agree(HERE, THERE, Wish())
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        (
+            replace(AGREED, connector_gid=gid("10.0.0.99")),
+            r"the peer chose ::ffff:10\.0\.0\.99, which rxe0 port 1 does not",
+        ),
+        (replace(AGREED, connector_gid=gid("10.0.0.1", V1)), r"which rxe0 port 1 does not have\. It has gid_index 3"),
+        (replace(AGREED, connector_gid=None, listener_gid=None), "lacks a GID. Both ends need one on Ethernet"),
+        (replace(AGREED, listener_gid=None), "lacks a GID"),
+        (replace(AGREED, connector_gid=None), "lacks a GID"),
+        (replace(AGREED, path_mtu=Mtu.MTU_4096), r"chose MTU 4096, above rxe0 port 1 \(1024 bytes\)"),
+        (replace(AGREED, pkey=0x1234), "chose P_Key 0x1234, which rxe0 port 1 does not have"),
+        (replace(AGREED, pkey=0), "chose P_Key 0x0000"),
+    ],
+)
+def test_what_this_end_does_not_have_is_refused(changed: Agreement, match: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=match):
+        make_path(HERE, THERE, changed, Options(), connector=True)
+
+
+def test_a_gid_on_one_side_only_is_refused_on_infiniband_too() -> None:
+    a, b = end(infiniband(5, gid("fe80::5", IB))), end(infiniband(9, gid("fe80::9", IB)))
+    agreement = replace(agree(a, b, Wish()), connector_gid=gid("fe80::5", IB))
+    with pytest.raises(RemoteProtocolError, match="lacks a GID"):
+        make_path(a, b, agreement, Options(), connector=True)

@@ -1,0 +1,452 @@
+"""The messages as bytes: what was agreed on paper, what survives the way, and that nothing a peer sends does harm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+from ends import ID, MTUS, TEXTS, U8, end, ends, gid, gids, regions, roce, wishes
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from vectors import VALUES, read
+
+from rdmaconnect import wire
+from rdmaconnect.abi import GidType
+from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.errors import RemoteProtocolError
+from rdmaconnect.path import Agreement, Wish
+from rdmaconnect.wire import MAX_FRAME, Bye, Hello, Message, Ready, Reject, Reply, decode, encode
+
+names = pytest.mark.parametrize("name", VALUES)
+MAPS = {name: msgpack.unpackb(read(name)) for name in VALUES}
+HELLO = VALUES["hello"]
+assert isinstance(HELLO, Hello)
+
+ids = st.binary(min_size=16, max_size=16)
+agreements = st.builds(
+    lambda pair, *rest: Agreement(*pair, *rest),
+    st.just((None, None)) | st.tuples(gids, gids),
+    MTUS,
+    st.integers(0, 15),
+    U8,
+    st.integers(0, 2**20 - 1),
+    st.integers(1, 0x7FFF),
+)
+messages: st.SearchStrategy[Message] = st.one_of(
+    st.builds(Hello, ids, ends(), wishes, regions),
+    st.builds(Reply, ids, ends(), agreements, regions),
+    st.builds(Ready, ids),
+    st.builds(Reject, ids, TEXTS, st.integers(0, 4095), TEXTS),
+    st.builds(Bye, ids, TEXTS),
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
+    | st.binary(max_size=20) | st.sampled_from(list(MAPS.values())).map(copy.deepcopy),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("vtidqpsmem", max_size=5), inner, max_size=4),
+    max_leaves=10,
+)  # fmt: skip
+
+
+def pack(value: Any) -> bytes:
+    frame: bytes = msgpack.packb(value)
+    return frame
+
+
+def refusal(frame: bytes) -> str:
+    """The words with which a frame is refused: one printable line."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        decode(frame)
+    words = str(caught.value)
+    assert words.isprintable()
+    assert words.startswith("decode: the peer")
+    return words
+
+
+def survives(frame: bytes) -> None:
+    """Whatever the bytes, they are a valid message or refused in words."""
+    try:
+        message = decode(frame)
+    except RemoteProtocolError as e:
+        words = str(e)
+    else:
+        words = "a message"
+        assert decode(encode(message)) == message
+    assert words.isprintable()
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each value inside of nested maps and lists."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy of nested maps and lists with another value in one place; ``...`` takes the place out."""
+    result = copy.deepcopy(value)
+    target = result
+    for key in path[:-1]:
+        target = target[key]
+    if new is ...:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = new
+    return result
+
+
+PLACES = [(name, path) for name in VALUES for path in places(MAPS[name])]
+in_every_place = pytest.mark.parametrize(
+    ("name", "path"), PLACES, ids=[f"{name}:{'.'.join(map(str, path))}" for name, path in PLACES]
+)
+
+# ---- what was agreed on paper
+
+
+@names
+def test_the_bytes_are_those_of_the_vector(name: str) -> None:
+    assert encode(VALUES[name]).hex() == read(name).hex()
+
+
+@names
+def test_the_vector_means_the_same_message(name: str) -> None:
+    assert decode(read(name)) == VALUES[name]
+
+
+def test_a_hello_is_the_map_that_the_specification_says() -> None:
+    assert MAPS["hello"] == {
+        "v": 1,
+        "t": "hello",
+        "id": ID,
+        "qpt": 2,
+        "qps": [[0x11C, 0xABCDEF, 0]],
+        "port": {
+            "dev": "rxe0", "num": 1, "ll": 2, "lid": 0, "mtu": 3, "grh": False,
+            "pkeys": [0xFFFF], "ird": 128, "ord": 16,
+            "gids": [
+                [bytes.fromhex("fe80000000000000505400fffe123456"), 1, 0, "eth0"],
+                [bytes.fromhex("00000000000000000000ffff0a000007"), 2, 3, "eth0"],
+            ],
+        },
+        "rsz": 65536,
+        "mem": {"ring": [0x7F0000001000, 1 << 20, 0xDEADBEEF]},
+        "wish": {"mtu": 4, "sl": 3, "tc": 106, "fl": 0xFFFFF, "pkey": 0xFFFF},
+    }  # fmt: skip
+
+
+def test_a_reply_is_the_map_that_the_specification_says() -> None:
+    found = MAPS["reply"]
+    assert set(found) == {"v", "t", "id", "qpt", "qps", "port", "rsz", "mem", "agree"}
+    assert found["agree"] == {
+        "cg": [bytes.fromhex("00000000000000000000ffff0a000007"), 2, 3, "eth0"],
+        "lg": [bytes.fromhex("00000000000000000000ffff0a000008"), 2, 255, "enp1s0"],
+        "mtu": 3, "sl": 0, "tc": 0, "fl": 0, "pkey": 0x7FFF,
+    }  # fmt: skip
+    assert MAPS["reply-lid"]["agree"] == {
+        "cg": None, "lg": None, "mtu": 1, "sl": 15, "tc": 255, "fl": 0xFFFFF, "pkey": 1,
+    }  # fmt: skip
+
+
+def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
+    assert MAPS["ready"] == {"v": 1, "t": "ready", "id": ID}
+    assert set(MAPS["reject"]) == {"v", "t", "id", "stage", "errno", "why"}
+    assert MAPS["bye"] == {"v": 1, "t": "bye", "id": ID, "why": "close"}
+
+
+# ---- what survives the way
+
+
+@given(messages)
+@settings(max_examples=150)
+def test_any_message_survives_the_way(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@names
+def test_unknown_keys_and_longer_rows_are_ignored(name: str) -> None:
+    for path in [(), *places(MAPS[name])]:
+        body = copy.deepcopy(MAPS[name])
+        target = body
+        for key in path:
+            target = target[key]
+        if isinstance(target, dict) and path != ("mem",):
+            target["later"] = {"x": [1]}
+        elif isinstance(target, list) and path not in {("qps",), ("port", "gids"), ("port", "pkeys")}:
+            target.append({"x": [1]})
+        assert decode(pack(body)) == VALUES[name], path
+
+
+def test_integers_of_any_width_are_taken() -> None:
+    packed = pack(MAPS["hello"])
+    key = pack("sl")
+    assert packed.count(key + b"\x03") == 1
+    for wide in (b"\xcc\x03", b"\xcd\x00\x03", b"\xce\x00\x00\x00\x03", b"\xcf" + bytes(7) + b"\x03", b"\xd0\x03"):
+        assert decode(packed.replace(key + b"\x03", key + wide)) == HELLO
+
+
+def test_gid_types_and_queue_pair_types_that_are_not_known_yet_are_kept() -> None:
+    body = changed(changed(MAPS["hello"], ("port", "gids", 0, 1), 77), ("qpt",), 99)
+    found = decode(pack(body))
+    assert isinstance(found, Hello)
+    assert str(found.ends[0].port.gids[0].gid_type) == "unknown (77)"
+    assert found.ends[0].qp_type == 99
+
+
+# ---- what a peer sends is not trusted
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200)
+@example(b"")
+@example(b"GET / HTTP/1.1\r\n\r\n")
+@example(b"\xff")
+@example(b"\xc1")
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\xdf\xff\xff\xff\xff")
+@example(b"\xd6\xff\xff\xff\xff\xff")
+@example(b"\xc7\x0c\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")
+def test_arbitrary_bytes_do_no_harm(frame: bytes) -> None:
+    survives(frame)
+
+
+@given(values)
+@settings(max_examples=200)
+def test_arbitrary_values_do_no_harm(value: Any) -> None:
+    survives(pack(value))
+    survives(pack({"v": 1, "t": "hello", "id": ID, "qps": value, "port": value, "mem": value}))
+
+
+@given(st.sampled_from(PLACES), values)
+@settings(max_examples=300)
+def test_arbitrary_values_in_any_place_of_a_message_do_no_harm(place: tuple[str, tuple[Any, ...]], new: Any) -> None:
+    name, path = place
+    survives(pack(changed(MAPS[name], path, new)))
+
+
+@names
+def test_any_changed_byte_does_no_harm(name: str) -> None:
+    frame = read(name)
+    for at in range(len(frame)):
+        for bits in (0x01, 0x80, 0xFF):
+            survives(frame[:at] + bytes([frame[at] ^ bits]) + frame[at + 1 :])
+
+
+@names
+def test_every_truncation_and_every_excess_is_refused(name: str) -> None:
+    frame = read(name)
+    for size in range(len(frame)):
+        refusal(frame[:size])
+    for more in (b"\x00", b"\xc0", frame):
+        assert "not a message" in refusal(frame + more)
+
+
+def optional(path: tuple[Any, ...]) -> bool:
+    """Whether a message is valid without the value: one entry more or less of a list, or a region."""
+    return path[:-1] in {("mem",), ("qps",), ("port", "pkeys"), ("port", "gids")}
+
+
+@in_every_place
+def test_every_value_that_is_missing_is_refused(name: str, path: tuple[Any, ...]) -> None:
+    body = changed(MAPS[name], path, ...)
+    if optional(path) and (path[0] != "qps" or body["qps"]):
+        assert decode(pack(body)) != VALUES[name]
+    elif isinstance(path[-1], str) and path != ("v",):
+        assert f"{path[-1]} is missing" in refusal(pack(body))
+    else:
+        refusal(pack(body))
+
+
+#: a value of each kind that MessagePack has
+KINDS: list[Any] = [None, True, 7, 1.5, "text", b"bytes", [], {}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1)]
+NONE = type(None)
+#: the places that take more than one kind; all others take what the vector has
+TAKES = {("wish", "pkey"): {int, NONE}, ("agree", "cg"): {list, NONE}, ("agree", "lg"): {list, NONE}}
+
+
+@in_every_place
+def test_every_value_of_another_type_is_refused(name: str, path: tuple[Any, ...]) -> None:
+    target = MAPS[name]
+    for key in path:
+        target = target[key]
+    for wrong in KINDS:
+        if type(wrong) not in TAKES.get(path, {type(target)}):
+            refusal(pack(changed(MAPS[name], path, wrong)))
+
+
+OUT_OF_RANGE = [
+    ("hello", ("qpt",), [-1, 256]),
+    ("hello", ("qps", 0, 0), [-1, 0, 2**24, 2**64 - 1]),
+    ("hello", ("qps", 0, 1), [-1, 2**24]),
+    ("hello", ("qps", 0, 2), [-1, 2**32]),
+    ("hello", ("port", "num"), [0, 255]),
+    ("hello", ("port", "ll"), [-1, 256]),
+    ("hello", ("port", "lid"), [-1, 2**16]),
+    ("hello", ("port", "mtu"), [-1, 0, 6]),
+    ("hello", ("port", "pkeys", 0), [-1, 2**16]),
+    ("hello", ("port", "ird"), [-1, 256]),
+    ("hello", ("port", "ord"), [-1, 256]),
+    ("hello", ("port", "gids", 0, 0), [b"", bytes(16), bytes(15), bytes(17)]),
+    ("hello", ("port", "gids", 0, 2), [-1, 256]),
+    ("hello", ("port", "gids", 0, 3), ["x" * 65]),
+    ("hello", ("port", "dev"), ["x" * 65]),
+    ("hello", ("rsz",), [-1, 2**31 + 1]),
+    ("hello", ("mem", "ring", 0), [-1]),
+    ("hello", ("mem", "ring", 1), [-1]),
+    ("hello", ("mem", "ring", 2), [-1, 2**32]),
+    ("hello", ("mem",), [{"x" * 257: [1, 2, 3]}, {b"ring": [1, 2, 3]}]),
+    ("hello", ("wish", "mtu"), [0, 6]),
+    ("hello", ("wish", "sl"), [-1, 16]),
+    ("hello", ("wish", "tc"), [-1, 256]),
+    ("hello", ("wish", "fl"), [-1, 2**20]),
+    ("hello", ("wish", "pkey"), [-1, 0, 2**16]),
+    ("reply", ("agree", "mtu"), [0, 6]),
+    ("reply", ("agree", "sl"), [-1, 16]),
+    ("reply", ("agree", "pkey"), [-1, 0, 0x8000, 0xFFFF]),
+    ("reject", ("errno",), [-1, 4096]),
+    ("reject", ("stage",), ["x" * 65]),
+    ("reject", ("why",), ["x" * 2049]),
+    ("bye", ("why",), ["x" * 2049]),
+    ("ready", ("id",), [b"", bytes(15), bytes(17)]),
+    ("ready", ("t",), ["", "Ready", "ping"]),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "wrong"), OUT_OF_RANGE, ids=lambda value: ".".join(map(str, value))[:20])
+def test_every_value_out_of_range_is_refused(name: str, path: tuple[Any, ...], wrong: list[Any]) -> None:
+    for value in wrong:
+        assert "invalid" in refusal(pack(changed(MAPS[name], path, value)))
+
+
+@pytest.mark.parametrize("version", [0, 2, -1, 2**64 - 1, "1", b"1", True, 1.0, None, [1], {}])
+def test_another_version_is_refused_with_both_versions(version: Any) -> None:
+    words = refusal(pack({**MAPS["ready"], "v": version}))
+    assert "the peer speaks version" in words
+    assert "this side 1. Install the same major version" in words
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [], [1], {}, {"t": "ready", "id": ID}, {"V": 1}])
+def test_what_has_no_version_is_refused_as_such(value: Any) -> None:
+    assert refusal(pack(value)) == "decode: the peer's frame has no version. Is it rdmaconnect on that port?"
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 1000, 1020, 1100, 100_000])
+@pytest.mark.parametrize(
+    "path", [("v",), ("t",), ("qps", 0), ("port", "pkeys", 0), ("port", "gids", 0), ("mem", "ring")]
+)
+def test_deeply_nested_values_are_refused(depth: int, path: tuple[Any, ...]) -> None:
+    mark = b"\xa6MARKER"
+    frame = pack(changed(MAPS["hello"], path, "MARKER")).replace(mark, b"\x91" * depth + b"\xc0")
+    refusal(frame)
+
+
+def test_map_keys_that_are_no_text_are_refused() -> None:
+    for key in (1, None, 1.5, True):
+        refusal(pack({**MAPS["ready"], key: 1}))
+
+
+def test_a_frame_may_be_as_long_as_the_cap_and_no_longer() -> None:
+    frame = pack({**MAPS["ready"], "pad": b""})
+    pad = bytes(MAX_FRAME - len(frame) - 3)
+    longest = pack({**MAPS["ready"], "pad": pad})
+    assert len(longest) == MAX_FRAME
+    assert decode(longest) == Ready(ID)
+    words = refusal(pack({**MAPS["ready"], "pad": pad + b"x"}))
+    assert words == f"decode: the peer's frame has {MAX_FRAME + 1} bytes, at most {MAX_FRAME} are taken."
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, True), (wire.MAX_QPS, True), (0, False), (wire.MAX_QPS + 1, False)])
+def test_one_hello_carries_up_to_4096_queue_pairs(count: int, fits: bool) -> None:
+    assert wire.MAX_QPS == 4096
+    frame = pack(changed(MAPS["hello"], ("qps",), [[number + 1, number, 0] for number in range(count)]))
+    if fits:
+        found = decode(frame)
+        assert isinstance(found, Hello)
+        assert [end.qp_num for end in found.ends] == list(range(1, count + 1))
+        assert decode(encode(found)) == found
+    else:
+        assert f"qps has {count} entries: 1 to 4096 are allowed" in refusal(frame)
+
+
+@pytest.mark.parametrize(
+    ("path", "entry"),
+    [(("port", "gids"), [bytes(15) + b"\x01", 2, 0, ""]), (("port", "pkeys"), 1)],
+)
+def test_tables_have_at_most_256_entries(path: tuple[Any, ...], entry: Any) -> None:
+    assert decode(pack(changed(MAPS["hello"], path, [entry] * 256)))
+    assert f"{path[-1]} has 257 entries: 0 to 256 are allowed" in refusal(
+        pack(changed(MAPS["hello"], path, [entry] * 257))
+    )
+
+
+def test_at_most_256_regions_are_named() -> None:
+    region = {str(i): [1, 2, 3] for i in range(256)}
+    assert decode(pack(changed(MAPS["hello"], ("mem",), region)))
+    assert "mem has 257 entries" in refusal(pack(changed(MAPS["hello"], ("mem",), {**region, "one": [1, 2, 3]})))
+
+
+def test_what_a_peer_says_can_be_printed() -> None:
+    evil = "\x1b[31m\r\nrdmaconnect: \u202egone\x00"
+    reject = decode(pack({**MAPS["reject"], "why": evil, "stage": evil}))
+    assert reject == Reject(ID, "?[31m??rdmaconnect: ?gone?", 110, "?[31m??rdmaconnect: ?gone?")
+    for path in (("t",), ("v",), ("port", "dev"), ("mem",)):
+        new: Any = {evil: 1} if path == ("mem",) else evil
+        survives(pack(changed(MAPS["hello"], path, new)))
+    hello = decode(pack(changed(MAPS["hello"], ("port", "dev"), evil)))
+    assert isinstance(hello, Hello)
+    assert str(hello.ends[0].port).isprintable()
+
+
+def test_a_message_shows_no_keys() -> None:
+    assert HELLO.regions["ring"].rkey == 0xDEADBEEF
+    assert str(0xDEADBEEF) not in repr(HELLO)
+
+
+# ---- what this side sends
+
+
+def test_long_reasons_are_cut_so_that_the_peer_takes_them() -> None:
+    assert decode(encode(Reject(ID, "s" * 99, 5, "w" * 9999))) == Reject(ID, "s" * 64, 5, "w" * 2048)
+    assert decode(encode(Bye(ID, "w" * 9999))) == Bye(ID, "w" * 2048)
+
+
+@pytest.mark.parametrize("number", [-2, 4096, 2**70])
+def test_an_errno_that_is_none_does_not_keep_a_reject_from_being_read(number: int) -> None:
+    assert decode(encode(Reject(ID, "asked", number, "why"))) == Reject(ID, "asked", 0, "why")
+
+
+def test_text_that_utf8_cannot_carry_is_replaced() -> None:
+    assert decode(encode(Reject(ID, "asked", 2, "open /tmp/\udc80"))) == Reject(ID, "asked", 2, "open /tmp/?")
+
+
+@pytest.mark.parametrize("name", [1, None, b"ring", "x" * 257, "a\nb", "\udc80"])
+def test_a_region_with_a_name_that_the_peer_would_refuse_is_not_sent(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^a region's name is .*: give printable text of at most 256 characters$"):
+        encode(replace(HELLO, regions={name: RemoteRegion(1, 2, 3)}))
+
+
+def test_more_regions_than_the_peer_takes_are_not_sent() -> None:
+    many = {str(i): RemoteRegion(i, i, i) for i in range(257)}
+    with pytest.raises(ValueError, match=r"^there are 257 regions: at most 256 may be named$"):
+        encode(replace(HELLO, regions=many))
+    many.popitem()
+    assert decode(encode(replace(HELLO, regions=many))) == replace(HELLO, regions=many)
+
+
+def test_a_message_longer_than_the_cap_is_not_sent() -> None:
+    regions = {f"{i}{'漢' * 250}": RemoteRegion(i, i, 2**63) for i in range(256)}
+    many = tuple(replace(HELLO.ends[0], qp_num=number, qkey=2**31) for number in range(2**20, 2**20 + 4096))
+    with pytest.raises(ValueError, match=f"^the hello is [0-9]+ bytes long: at most {MAX_FRAME} may be sent$"):
+        encode(replace(HELLO, ends=many, regions=regions))
+
+
+def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
+    port = roce(
+        *(gid("2001:db8::1", GidType.ROCE_V2, i, "x" * 64) for i in range(256)), device="x" * 64, pkeys=(0xFFFF,) * 256
+    )
+    many = tuple(end(port, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
+    assert len(encode(Hello(ID, many, Wish(), {}))) <= MAX_FRAME

@@ -1,0 +1,81 @@
+"""The messages of tests/data: explicit values whose bytes were written once, by ``python tests/vectors.py``.
+
+A difference from those files means that peers of an earlier release would no longer be understood.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ends import IB, ID, V1, V2, end, gid, infiniband, roce
+
+from rdmaconnect.abi import Mtu, QpType
+from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.path import Agreement, Wish
+from rdmaconnect.wire import Bye, Hello, Message, Ready, Reject, Reply, encode
+
+DATA = Path(__file__).parent / "data"
+
+ROCE = roce(
+    gid("fe80::5054:ff:fe12:3456", V1, 0, "eth0"), gid("10.0.0.7", V2, 3, "eth0"),
+    device="rxe0", port_num=1, active_mtu=Mtu.MTU_1024, pkeys=(0xFFFF,), max_rd_atomic=128, max_dest_rd_atomic=16,
+)  # fmt: skip
+INFINIBAND = infiniband(
+    0xC001, gid("fe80::2:c903:0:1491", IB, 0, ""),
+    device="mlx5_0", port_num=2, active_mtu=Mtu.MTU_4096, pkeys=(0xFFFF, 0, 0x8005), grh_required=True,
+    max_rd_atomic=0, max_dest_rd_atomic=255,
+)  # fmt: skip
+
+VALUES: dict[str, Message] = {
+    "hello": Hello(
+        id=ID,
+        ends=(end(ROCE, qp_num=0x11C, psn=0xABCDEF, recv_size=65536),),
+        wish=Wish(Mtu.MTU_2048, sl=3, traffic_class=106, flow_label=0xFFFFF, pkey=0xFFFF),
+        regions={"ring": RemoteRegion(addr=0x7F0000001000, rkey=0xDEADBEEF, length=1 << 20)},
+    ),
+    "hello-many": Hello(
+        id=bytes.fromhex("ff" * 16),
+        ends=tuple(
+            end(INFINIBAND, qp_type=QpType.UD, qp_num=number, psn=psn, recv_size=0, qkey=qkey)
+            for number, psn, qkey in ((1, 0, 0), (0xFFFFFF, 0xFFFFFF, 0xFFFFFFFF))
+        ),
+        wish=Wish(),
+        regions={},
+    ),
+    "reply": Reply(
+        id=ID,
+        ends=(end(ROCE, qp_num=0x200, psn=0, recv_size=1),),
+        agreement=Agreement(gid("10.0.0.7", V2, 3), gid("10.0.0.8", V2, 255, "enp1s0"), Mtu.MTU_1024, 0, 0, 0, 0x7FFF),
+        regions={
+            "é 漢": RemoteRegion(addr=2**64 - 1, rkey=2**32 - 1, length=0),
+            "": RemoteRegion(addr=0, rkey=0, length=2**64 - 1),
+        },
+    ),
+    "reply-lid": Reply(
+        id=ID,
+        ends=(end(INFINIBAND, qp_type=QpType.UC, qp_num=7, psn=8),),
+        agreement=Agreement(None, None, Mtu.MTU_256, 15, 255, 0xFFFFF, 1),
+        regions={},
+    ),
+    "ready": Ready(ID),
+    "reject": Reject(ID, stage="asked", errno=110, why="The route to ::ffff:10.0.0.7 did not resolve. “Sorry”."),
+    "bye": Bye(ID, why="close"),
+}
+
+
+def read(name: str) -> bytes:
+    """The bytes of one vector."""
+    return bytes.fromhex((DATA / f"{name}.hex").read_text())
+
+
+def write() -> None:
+    """Write all vectors anew, 32 bytes a line."""
+    DATA.mkdir(exist_ok=True)
+    for name, value in VALUES.items():
+        frame = encode(value)
+        lines = [frame[at : at + 32].hex(" ", 4) for at in range(0, len(frame), 32)]
+        (DATA / f"{name}.hex").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    write()
