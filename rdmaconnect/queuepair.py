@@ -106,6 +106,7 @@ class QueuePair(Owned):
 
         Source: ibv_modify_qp(3).
         """
+        self.pointer  # noqa: B018  closed? say so first
         attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
         self._modify(attr, mask, to, path)
 

@@ -242,7 +242,7 @@ def step(
 
     Raises:
         StateError: no such transition, or ``optional`` has bits that the row does not allow.
-        ValueError: a value is outside of its range.
+        ValueError: a value is missing, or outside of its range.
 
     Source: ibv_modify_qp(3), ``struct ibv_qp_attr``.
     """
@@ -250,9 +250,10 @@ def step(
     wrong = diagnose(qp_type, frm, to, mask)
     if wrong:
         raise StateError(f"move {qp_type} QP {frm}->{to}: {wrong}.")
-    attr: dict[str, object] = {"qp_state": to}
-    for bit, names in FIELDS.items():
-        if bit & mask and bit is not M.STATE:
-            attr.update({name: getattr(values, name) for name in names})
+    due = [name for bit, names in FIELDS.items() if bit & mask and bit is not M.STATE for name in names]
+    lacking = [name for name in due if not hasattr(values, name)]
+    if lacking:
+        raise ValueError(f"move {qp_type} QP {frm}->{to}: give {', '.join(lacking)} as well")
+    attr: dict[str, object] = {"qp_state": to, **{name: getattr(values, name) for name in due}}
     check_ranges(attr)
     return attr, mask
