@@ -348,13 +348,17 @@ class Connection:
             raise self._failure(sent, wr_id)
 
     def _failure(self, sent: _Sent, wr_id: int) -> RdmaConnectError:
-        self._look_at_link()
         error = CompletionError(
             WcStatus(sent.status or 0), vendor_err=sent.vendor_err, wr_id=wr_id, qp_num=self._qp.qp_num,
             opcode=str(sent.opcode), doing=f"{sent.doing} from QP {self._qp.qp_num:#08x} to {self.peer}",
         )  # fmt: skip
-        if self._peer_left is not None:
-            return PeerClosed(f"{sent.doing}: {self._peer_left}")
+        return self._over(sent.doing, error)
+
+    def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
+        """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
+        self._look_at_link()
+        if self._peer_left is not None or error is None:
+            return PeerClosed(f"{doing}: {self._peer_left}")
         return error
 
     def _progress(self) -> None:
@@ -385,10 +389,13 @@ class Connection:
 
     def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> None:
         """Make progress until ``ready``: first by polling, then asleep on the channel."""
+        if ready():
+            return
         for _ in range(self._prepared.options.spin):
             self._progress()
             if ready():
                 return
+        fds, link = [self._channel.fileno(), *self._link.filenos()], set(self._link.filenos())
         while True:
             with self._lock:
                 self._check_open()
@@ -397,18 +404,15 @@ class Connection:
             self._progress()
             if ready():
                 return
-            if self._broken is not None:
+            if self._broken is not None or self._peer_left is not None:
                 self._look_at_link()
-                raise PeerClosed(f"{doing}: {self._peer_left}") if self._peer_left else self._broken
-            self._look_at_link()
-            if self._peer_left is not None:
-                self._progress()
-                if ready():
-                    return
-                raise PeerClosed(f"{doing}: {self._peer_left}")
+                raise (
+                    PeerClosed(f"{doing}: {self._peer_left}") if self._peer_left else self._broken or StateError(doing)
+                )
             deadline.check(f"{doing} from QP {self._qp.qp_num:#08x} to {self.peer}", _DATA_HINT)
-            wait_for = [self._channel.fileno(), *self._link.filenos()]
-            wait_readable(wait_for, deadline, _SLICE_MS)
+            readable = wait_readable(fds, deadline, _SLICE_MS)
+            if not readable or readable & link:
+                self._look_at_link()
 
     def _look_at_link(self) -> None:
         """Has the peer said good-bye?"""

@@ -58,10 +58,19 @@ class Deadline:
             raise self.exceeded(stage, hint)
 
 
-def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> None:
-    """Sleep until one of the descriptors can be read, the slice is over, or the deadline has passed."""
+def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> set[int]:
+    """Sleep until one of the descriptors can be read, the slice is over, or the deadline has passed.
+
+    Args:
+        fds: descriptors.
+        deadline: how long to sleep at most.
+        slice_ms: milliseconds after which to look again anyway.
+
+    Returns:
+        Those that can be read; empty if time was up.
+    """
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
     limits = [ms for ms in (deadline.left_ms, slice_ms) if ms is not None]
-    poller.poll(min(limits) if limits else None)
+    return {fd for fd, _ in poller.poll(min(limits) if limits else None)}

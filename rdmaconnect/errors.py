@@ -152,6 +152,18 @@ def _sentence(deed: str, verdict: str, hint: str) -> str:
 class RdmaConnectError(Exception):
     """The base of every error of this library."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # multiprocessing carries errors from one process to another; by default it would call
+        # the constructor with the finished message
+        return _revive, (type(self), self.args, self.__dict__)
+
+
+def _revive(cls: type[RdmaConnectError], args: tuple[object, ...], attributes: dict[str, object]) -> RdmaConnectError:
+    error = cls.__new__(cls, *args)
+    (OSError if isinstance(error, OSError) else Exception).__init__(error, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class LibraryError(RdmaConnectError, OSError):
     """libibverbs is missing or too old, or it or the device's provider lacks a function.

@@ -179,9 +179,13 @@ class Channel(_Wire):
 
     def _look(self) -> None:
         """Read the monitor: how far did the TCP connection get?"""
-        while self._monitor.poll(0):
+        while True:
+            try:
+                head, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
             # zmq_socket_monitor(3): 16 bits of event, 32 bits of value, host order
-            kind, value = struct.unpack("=Hi", self._monitor.recv_multipart()[0])
+            kind, value = struct.unpack("=Hi", head)
             if kind == zmq.EVENT_CONNECTED:
                 self._seen = self._hung_up or "it accepted the connection, but did not speak"
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
