@@ -389,6 +389,7 @@ class Connection:
 
     def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> None:
         """Make progress until ``ready``: first by polling, then asleep on the channel."""
+        self._check_open()
         if ready():
             return
         for _ in range(self._prepared.options.spin):
@@ -405,10 +406,7 @@ class Connection:
             if ready():
                 return
             if self._broken is not None or self._peer_left is not None:
-                self._look_at_link()
-                raise (
-                    PeerClosed(f"{doing}: {self._peer_left}") if self._peer_left else self._broken or StateError(doing)
-                )
+                raise self._over(doing, self._broken)
             deadline.check(f"{doing} from QP {self._qp.qp_num:#08x} to {self.peer}", _DATA_HINT)
             readable = wait_readable(fds, deadline, _SLICE_MS)
             if not readable or readable & link:

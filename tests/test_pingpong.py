@@ -151,7 +151,7 @@ def test_ping_sends_no_more_than_both_ends_take(size: int) -> None:
     peer = Peer()
     with pytest.raises(ValueError, match=f"^size is {size}: these two ends take 0 to 1024 bytes in one message$"):
         ping(peer, size=size, iters=1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="^iters is 0: give 1 or more$"):
+    with pytest.raises(ValueError, match=r"^iters is 0: give 1 or more$"):
         ping(peer, iters=0, size=1)  # type: ignore[arg-type]
     assert peer.sent == []
 
@@ -170,12 +170,12 @@ def test_echo_returns_every_message_and_says_how_many() -> None:
     [b"", b"hello", b"\xc1", b"\x93\x01\x02\x03", plan(), plan(size=1), plan(iters=1), plan(size=None, iters=1)],
 )
 def test_echo_refuses_a_first_message_that_is_no_plan(first: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="^echo: the peer's first message is not a plan"):
+    with pytest.raises(RemoteProtocolError, match=r"^echo: the peer's first message is not a plan"):
         echo(Pinger(first))  # type: ignore[arg-type]
 
 
 def test_echo_returns_a_wrong_message_too_and_then_tells() -> None:
     peer = Pinger(plan(size=5, iters=2), b"wrong")
-    with pytest.raises(PayloadError, match="^check round trip 0: "):
+    with pytest.raises(PayloadError, match=r"^check round trip 0: "):
         echo(peer)  # type: ignore[arg-type]
     assert peer.sent == [b"wrong"]

@@ -1,0 +1,384 @@
+"""The command line: exit statuses and words, without a device."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ends import V1, V2, end, gid, roce
+from test_device import port
+
+import rdmaconnect
+from rdmaconnect import cli, device
+from rdmaconnect.abi import Mtu
+from rdmaconnect.cli import main
+from rdmaconnect.endpoint import Options
+from rdmaconnect.errors import ConnectTimeout, DeviceError, RdmaConnectError, VerbsError
+from rdmaconnect.path import Wish, agree, make_path
+from rdmaconnect.pingpong import Report
+
+COMMANDS: list[list[str]] = [["devices"], ["pingpong"], ["pingpong", "127.0.0.1"]]
+NO_RDMA = VerbsError("ibv_get_device_list", errno.ENOSYS, "list RDMA devices")
+
+
+@pytest.fixture
+def no_rdma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without RDMA, whatever this machine has."""
+
+    def fail() -> Any:
+        raise NO_RDMA
+
+    monkeypatch.setattr(device.verbs, "ibv_get_device_list", fail)
+
+
+def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """What is said of a wrong use, after the usage."""
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert out == ""
+    assert err.startswith("usage: rdmaconnect")
+    return err.rpartition("error: ")[2]
+
+
+def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rdmaconnect", *argv],
+        env={**os.environ, **env}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+# ---- exit statuses
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_without_rdma_it_says_so_in_words(argv: list[str], no_rdma: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "rdmaconnect: list RDMA devices: ibv_get_device_list: ENOSYS (38), Function not implemented. "
+        "This kernel has no RDMA subsystem: load it (modprobe ib_uverbs and the device's driver, "
+        "for SoftRoCE rdma_rxe), or use a kernel that has it.\n"
+    )
+
+
+def test_without_a_device_it_says_so_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device.verbs, "ibv_get_device_list", lambda: (None, []))
+    monkeypatch.setattr(device.verbs, "ibv_free_device_list", lambda array: None)
+    for argv in COMMANDS:
+        assert main(argv) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "there is none. Load " in err
+        assert err.count("\n") == 1
+    assert main(["pingpong", "-d", "rxe9"]) == 1
+    assert capsys.readouterr().err == "rdmaconnect: use device rxe9: there is no such device. There is none.\n"
+
+
+@pytest.mark.parametrize(
+    "error", [DeviceError("deed: verdict."), OSError(5, "words"), ValueError("words"), ConnectTimeout("connect", 1.0)]
+)
+def test_an_error_is_one_line_and_status_1(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "device_names", lambda: raises(error))
+    assert main(["devices"]) == 1
+    assert capsys.readouterr() == ("", f"rdmaconnect: {error}\n")
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
+def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "device_names", lambda: raises(KeyboardInterrupt()))
+    assert main(["devices"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "device_names", lambda: raises(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        main(["devices"])
+
+
+@pytest.mark.parametrize("argv", [["-h"], ["pingpong", "-h"], ["devices", "--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_are_status_0(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(("usage: rdmaconnect", f"rdmaconnect {rdmaconnect.__version__}\n"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("", "the following arguments are required: COMMAND"),
+        ("nope", "invalid choice: 'nope'"),
+        ("devices extra", "unrecognized arguments: extra"),
+        ("pingpong a b", "unrecognized arguments: b"),
+        ("pingpong -z", "unrecognized arguments: -z"),
+        ("pingpong -d", "argument -d/--device: expected one argument"),
+        ("pingpong -i 0", "port_num is 0: give 1 to 254"),
+        ("pingpong -i 255", "port_num is 255: give 1 to 254"),
+        ("pingpong -i x", "argument -i/--port-num: invalid int value: 'x'"),
+        ("pingpong -g 256", "gid_index is 256: give 0 to 255"),
+        ("pingpong -g -1", "gid_index is -1: give 0 to 255"),
+        ("pingpong -p 0", "argument -p/--port: '0' is not a whole number of 1 or more"),
+        ("pingpong -p 65536", "argument -p/--port: 65536 is above 65535"),
+        ("pingpong -p ssh", "argument -p/--port: 'ssh' is not a whole number of 1 or more"),
+        ("pingpong -s -1", "argument -s/--size: '-1' is not a whole number of 0 or more"),
+        ("pingpong -s 1.5", "argument -s/--size: '1.5' is not a whole number"),
+        ("pingpong -s 1073741825", "recv_size is 1073741825: give 1 to 1073741824"),
+        ("pingpong -n 0", "argument -n/--iters: '0' is not a whole number of 1 or more"),
+        ("pingpong -m 1500", "argument -m/--mtu: invalid choice: 1500"),
+        ("pingpong -l 16", "sl is 16: give 0 to 15"),
+        ("pingpong -r 0", "recv_depth is 0: give 1 to 32768"),
+        ("pingpong --deadline soon", "argument --deadline: invalid float value: 'soon'"),
+        ("pingpong http://host", "the peer is "),
+    ],
+)
+def test_wrong_usage_is_status_2_with_the_letter_or_the_range(
+    argv: str, words: str, no_rdma: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in usage_error(capsys, *argv.split())
+
+
+# ---- the whole program
+
+
+def test_the_program_runs_as_a_module() -> None:
+    try:
+        names, found = device.device_names(), ""
+    except RdmaConnectError as e:
+        names, found = [], str(e)
+    done = run("devices")
+    assert "Traceback" not in done.stderr
+    if names:
+        assert done.returncode == 0
+        assert all(name in done.stdout for name in names)
+    else:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"rdmaconnect: {found}\n" or "there is none" in done.stderr
+
+
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_without_libibverbs_it_says_how_to_get_it(argv: list[str]) -> None:
+    done = run(*argv, RDMACONNECT_LIBIBVERBS="/nonexistent/libibverbs.so")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("rdmaconnect: load /nonexistent/libibverbs.so: ")
+    assert "cannot open shared object file" in done.stderr
+    assert "Debian and Ubuntu `apt install ibverbs-providers`, Fedora and RHEL `dnf install libibverbs`" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_import_needs_no_libibverbs_and_loads_none() -> None:
+    code = (
+        "import rdmaconnect, rdmaconnect.cli\n"
+        "with open('/proc/self/maps') as maps: assert 'libibverbs' not in maps.read()\n"
+        "try: rdmaconnect.listen(':0')\n"
+        "except rdmaconnect.LibraryError as e: print(type(e).__mro__[1].__name__, e.errno, e)\n"
+    )
+    env = {**os.environ, "RDMACONNECT_LIBIBVERBS": "/nonexistent/libibverbs.so"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"RdmaConnectError {errno.ENOENT} load /nonexistent/libibverbs.so: ")
+
+
+def test_a_library_that_is_another_one_is_refused_in_words() -> None:
+    done = run("devices", RDMACONNECT_LIBIBVERBS="libc.so.6")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "rdmaconnect: ibv_get_device_list: this libibverbs does not export it. Install a newer rdma-core.\n"
+    )
+
+
+# ---- what is asked of the library
+
+
+class Asked(Exception):
+    """The library was called."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """Run a command line, and see how connect or listen would be called."""
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def note(url: str, **options: Any) -> Any:
+        calls.append((url, options))
+        raise Asked
+
+    monkeypatch.setattr(cli, "connect", note)
+    monkeypatch.setattr(cli, "listen", note)
+
+    def command(*argv: str) -> tuple[str, dict[str, Any]]:
+        with pytest.raises(Asked):
+            main(["pingpong", *argv])
+        return calls.pop()
+
+    return command
+
+
+def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
+    line = "10.0.0.7 -d rxe1 -i 2 -g 3 -p 4 -s 100000 -n 7 -m 1024 -l 5 -r 6 -e --deadline 2.5"
+    url, options = asked(*line.split())
+    assert url == "tcp://10.0.0.7:4"
+    assert options == {
+        "device": "rxe1", "port_num": 2, "gid_index": 3, "path_mtu": 1024, "sl": 5, "recv_size": 100000,
+        "recv_depth": 6, "spin": 0, "deadline_s": 2.5,
+    }  # fmt: skip
+    Options(**{name: value for name, value in options.items() if name != "deadline_s"})
+
+
+def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
+    url, options = asked()
+    assert url == "tcp://*:18515"
+    assert Options(**options) == Options()
+    url, options = asked("peer")
+    assert url == "tcp://peer:18515"
+    assert options.pop("deadline_s") == 30
+    assert Options(**options) == Options()
+
+
+@pytest.mark.parametrize(("host", "url"), [("::1", "tcp://[::1]:5"), ("fe80::1%eth0", "tcp://[fe80::1%eth0]:5")])
+def test_an_ipv6_host_needs_no_brackets(host: str, url: str, asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
+    assert asked(host, "-p", "5")[0] == url
+
+
+# ---- what is printed
+
+HERE, THERE = end(roce(gid("10.0.0.1", gid_index=1))), end(roce(gid("10.0.0.2", gid_index=2), device="rxe1"))
+PATH = make_path(HERE, THERE, agree(HERE, THERE, Wish()), Options(), connector=True)
+REPORT = Report(
+    qp_type="RC", size=4096, iters=10, usec_per_iter=20.0, mbit_per_s=3276.8,
+    latency_us={"min": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0, "max": 5.0}, connect_us=1500.0,
+    local={"device": "rxe0", "port_num": 1, "gid_index": 1, "gid": "::ffff:10.0.0.1", "lid": 0, "qp_num": 17, "psn": 5},
+    remote={"device": "rxe1", "port_num": 1, "gid_index": 2, "gid": None, "lid": 9, "qp_num": 18, "psn": 6},
+    path_mtu=1024, why=["by GID: this to that"],
+)  # fmt: skip
+
+
+class Connected:
+    """Stands in for a connection."""
+
+    local, peer, path = HERE, THERE, PATH
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> Connected:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.fixture
+def pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "connect", Connected)
+    monkeypatch.setattr(cli, "ping", lambda conn, **options: REPORT)
+
+
+def test_ping_prints_ends_path_and_times(pings: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pingpong", "peer"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert lines[:2] == [
+        "local address:   LID 0x0000, QPN 0x000011, PSN 0x000005, GID ::ffff:10.0.0.1 (rxe0 port 1)",
+        "remote address:  LID 0x0009, QPN 0x000012, PSN 0x000006, GID - (rxe1 port 1)",
+    ]
+    for words in (
+        "by GID: this to that", "connected in 1.5 ms, path MTU 1024", "81920 bytes in 0.00 seconds = 3276.80 Mbit/sec",
+        "10 iters in 0.00 seconds = 20.00 usec/iter, contents verified",
+        "min 1.0  p50 2.0  p90 3.0  p99 4.0  max 5.0",
+    ):  # fmt: skip
+        assert any(words in line for line in lines[2:]), words
+
+
+def test_ping_prints_one_json_object_if_asked(pings: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pingpong", "peer", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("\n") == 1
+    assert json.loads(out) == REPORT.asdict()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_serving_side_says_where_it_listens_and_what_it_echoed(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listener = SimpleNamespace(url="tcp://[::]:18515", accept=Connected)
+
+    @contextmanager
+    def listening(*args: Any, **options: Any) -> Iterator[Any]:
+        yield listener
+
+    monkeypatch.setattr(cli, "listen", listening)
+    monkeypatch.setattr(cli, "echo", lambda conn, deadline_s: (4096, 10))
+    assert main(["pingpong", *["--json"] * as_json]) == 0
+    out, err = capsys.readouterr()
+    assert err == "listening on tcp://[::]:18515\n"
+    if as_json:
+        found = json.loads(out)
+        assert (found["qp_type"], found["size"], found["iters"]) == ("RC", 4096, 10)
+        assert found["remote"]["gid"] == "::ffff:10.0.0.2"
+    else:
+        assert out.splitlines()[-1] == "echoed 10 messages of 4096 bytes, contents verified"
+        assert "GID ::ffff:10.0.0.1 (rxe0 port 1)" in out
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def opened(name: str) -> Iterator[Any]:
+        if name == "rxe1":
+            raise VerbsError("ibv_open_device", errno.EACCES, "open rxe1")
+        made = port(gid("fe80::1", V1, 0), gid("10.0.0.1", V2, 1), active_mtu=Mtu.MTU_1024)
+        yield SimpleNamespace(ports=lambda: (made,))
+
+    monkeypatch.setattr(cli, "device_names", lambda: ["rxe0", "rxe1"])
+    monkeypatch.setattr(cli, "open_device", opened)
+
+
+def test_devices_are_listed_with_ports_and_gids(two_devices: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["rxe0", "  port 1: ACTIVE, Ethernet, LID 0x0000, MTU 1024 (at most 4096)"]
+    assert out[2].split() == ["gid", "0:", "fe80::1", "RoCE", "v1", "eth0"]
+    assert out[3].split() == ["gid", "1:", "::ffff:10.0.0.1", "RoCE", "v2", "eth0"]
+    assert out[4].startswith("rxe1: cannot be opened: open rxe1: ibv_open_device: EACCES (13), Permission denied.")
+
+
+def test_devices_are_listed_as_json(two_devices: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--json"]) == 0
+    one, two = json.loads(capsys.readouterr().out)["devices"]
+    assert one == {
+        "device": "rxe0",
+        "ports": [{
+            "port_num": 1, "state": "ACTIVE", "link_layer": "Ethernet", "lid": 0, "active_mtu": 1024, "max_mtu": 4096,
+            "gids": [
+                {"gid_index": 0, "gid": "fe80::1", "type": "RoCE v1", "netdev": "eth0"},
+                {"gid_index": 1, "gid": "::ffff:10.0.0.1", "type": "RoCE v2", "netdev": "eth0"},
+            ],
+        }],
+    }  # fmt: skip
+    assert (two["device"], two["ports"]) == ("rxe1", [])
+    assert "EACCES" in two["error"]
