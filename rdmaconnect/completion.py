@@ -52,18 +52,13 @@ class CompChannel(Waitable["list[CQ]"]):
         """
         found: dict[int, CQ] = {}
         with self._lock:
-            while True:
-                try:
-                    pointer = verbs.ibv_get_cq_event(self.pointer)
-                except VerbsError as e:
-                    if e.errno in (errno.EAGAIN, errno.EINTR):
-                        return list(found.values())
-                    raise
+            while pointer := verbs.ibv_get_cq_event(self.pointer):
                 address = ctypes.addressof(pointer.contents)
                 cq = self._cqs.get(address)
                 if cq is not None:
                     cq._count_event()
                     found[address] = cq
+        return list(found.values())
 
     _take = drain
 
@@ -140,7 +135,8 @@ class CQ(Owned):
         """Ask for an event at the next completion; poll once more after it.
 
         Args:
-            solicited_only: only for a receive that the sender marked (``SendFlags.SOLICITED``), or a failure.
+            solicited_only: only for a receive that the sender marked (``SendFlags.SOLICITED``), or a failure
+                (rxe leaves failures out).
 
         Raises:
             StateError: it has no channel.

@@ -258,8 +258,8 @@ class CQEx(CQ):
         self._check_current(name)
 
     def _check_current(self, doing: str) -> None:
+        self.pointer  # noqa: B018
         if not self._current:
-            self.pointer  # noqa: B018
             raise StateError(f"{doing} on {self.name}: no completion is current. It is within poll_batch().")
 
     @property

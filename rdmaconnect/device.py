@@ -8,32 +8,20 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 from . import handle, verbs
-from .abi import GidType, LinkLayer, NodeType, PortState, TransportType, ValuesMask
+from .abi import LinkLayer, NodeType, PortState, TransportType, ValuesMask, ibv_port_attr
 from .device_attr import DeviceAttr, RtValues
 from .endpoint import Gid, GidEntry, Options
 from .errors import DeviceError, LibraryError, VerbsError
 from .events import AsyncEvents
+from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
 from .handle import Owned
 from .port import Port
 
 __all__ = ["Context", "GidSlot", "Port", "choose_port", "device_names", "open_device", "source_addresses"]
-
-_SYSFS = FilePath("/sys/class/infiniband")
-#: how libraries and kernels say that they lack a verb as a whole
-_LACKING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT)
-
-
-class GidSlot(NamedTuple):
-    """A filled slot of a GID table, at any index: ``raw`` is the GID, 16 bytes in network order."""
-
-    port_num: int
-    gid_index: int
-    raw: bytes
-    gid_type: GidType
 
 
 class Context(Owned):
@@ -111,7 +99,7 @@ class Context(Owned):
         try:
             return DeviceAttr.of_ex(verbs.ibv_query_device_ex(pointer))
         except (LibraryError, VerbsError) as e:
-            if e.errno not in _LACKING:
+            if e.errno not in LACKING:
                 raise
         return DeviceAttr.of(verbs.ibv_query_device(pointer))
 
@@ -132,15 +120,15 @@ class Context(Owned):
     def ports(self) -> tuple[Port, ...]:
         """All ports as they are now. Source: ibv_query_port(3), ibv_query_gid_table(3)."""
         attrs = self._port_attrs()
-        slots = self._gid_slots(attrs)
+        slots = read_gid_table(self.pointer, self.name, attrs)
         return tuple(
-            Port.of(
+            _decoded(
                 self.name,
                 number,
-                attr,
+                bytes(attr),
                 tuple(verbs.ibv_query_pkey(self.pointer, number, i) for i in range(attr.pkey_tbl_len)),
                 tuple(
-                    GidEntry(Gid(slot.raw), slot.gid_type, slot.gid_index, self._attribute(slot, "ndevs"))
+                    (slot, gid_attribute(self.name, slot, "ndevs"))
                     for slot in slots
                     if slot.port_num == number and slot.gid_index <= 255
                 ),
@@ -162,7 +150,7 @@ class Context(Owned):
 
     def gid_table(self) -> tuple[GidSlot, ...]:
         """The filled slots of all ports' GID tables. Source: ibv_query_gid_table(3), or one slot after the other."""
-        return tuple(self._gid_slots(self._port_attrs()))
+        return tuple(read_gid_table(self.pointer, self.name, self._port_attrs()))
 
     def pkey_index(self, port_num: int, pkey: int) -> int:
         """The first slot of a port's P_Key table that holds ``pkey``.
@@ -199,45 +187,14 @@ class Context(Owned):
         numbers = range(1, verbs.ibv_query_device(pointer).phys_port_cnt + 1)
         return {number: verbs.ibv_query_port(pointer, number) for number in numbers}
 
-    def _gid_slots(self, attrs: dict[int, Any]) -> list[GidSlot]:
-        """The GID tables, read in one call where the library can, else slot by slot."""
-        most = max(1, sum(attr.gid_tbl_len for attr in attrs.values()))
-        try:
-            entries = verbs.ibv_query_gid_table(self.pointer, most)
-        except (LibraryError, VerbsError) as e:
-            if e.errno not in _LACKING:
-                raise
-            slots = [self._gid_slot(port, i) for port, attr in attrs.items() for i in range(attr.gid_tbl_len)]
-            return [slot for slot in slots if any(slot.raw)]
-        slots = [GidSlot(e.port_num, e.gid_index, bytes(e.gid.raw), GidType(e.gid_type)) for e in entries]
-        return [slot for slot in slots if any(slot.raw)]
 
-    def _gid_slot(self, port_num: int, index: int) -> GidSlot:
-        """One slot, by what an older library has. Source: ibv_query_gid_ex(3), ibv_query_gid(3)."""
-        try:
-            entry = verbs.ibv_query_gid_ex(self.pointer, port_num, index)
-        except (LibraryError, VerbsError) as e:
-            if e.errno == errno.ENODATA:
-                return GidSlot(port_num, index, bytes(16), GidType.IB)
-            if e.errno not in _LACKING:
-                raise
-        else:
-            return GidSlot(port_num, index, bytes(entry.gid.raw), GidType(entry.gid_type))
-        slot = GidSlot(port_num, index, verbs.ibv_query_gid(self.pointer, port_num, index), GidType.IB)
-        if not any(slot.raw):
-            return slot
-        ethernet = verbs.ibv_query_port(self.pointer, port_num).link_layer == LinkLayer.ETHERNET
-        words = self._attribute(slot, "types")
-        roce = GidType.ROCE_V2 if words == "RoCE v2" else GidType.ROCE_V1
-        return slot._replace(gid_type=roce if ethernet else GidType.IB)
-
-    def _attribute(self, slot: GidSlot, kind: str) -> str:
-        """A GID's netdev or type from sysfs; the netdev's index would mean another one in another namespace."""
-        try:
-            path = f"ports/{slot.port_num}/gid_attrs/{kind}/{slot.gid_index}"
-            return (_SYSFS / self.name / path).read_text().strip()
-        except OSError:
-            return ""
+@lru_cache(maxsize=64)
+def _decoded(
+    device: str, port_num: int, attr: bytes, pkeys: tuple[int, ...], slots: tuple[tuple[GidSlot, str], ...]
+) -> Port:
+    """The port; asked for with every connection, it hardly ever changes, and decoding costs more than asking."""
+    gids = tuple(GidEntry(Gid(slot.raw), slot.gid_type, slot.gid_index, netdev) for slot, netdev in slots)
+    return Port.of(device, port_num, ibv_port_attr.from_buffer_copy(attr), pkeys, gids)
 
 
 _lock = threading.RLock()

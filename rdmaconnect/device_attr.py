@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .abi import (
@@ -210,13 +211,19 @@ class DeviceAttr:
     @classmethod
     def of_ex(cls, attr: ibv_device_attr_ex) -> DeviceAttr:
         """Decode what ``ibv_query_device_ex`` filled in."""
-        raw = bytes(attr)
-        parts: dict[str, Any] = {}
-        for name, decode in _EXTENDED.items():
-            place = getattr(ibv_device_attr_ex, name)
-            there = any(raw[place.offset : place.offset + place.size])
-            parts[name] = decode(getattr(attr, name)) if there else None
-        return cls(**_fields(attr.orig_attr, _HEAD), **parts)
+        return _decoded(bytes(attr))
+
+
+@lru_cache(maxsize=16)
+def _decoded(raw: bytes) -> DeviceAttr:
+    """The value of a ``struct ibv_device_attr_ex``; asked for with every connection, it hardly ever changes."""
+    attr = ibv_device_attr_ex.from_buffer_copy(raw)
+    parts: dict[str, Any] = {}
+    for name, decode in _EXTENDED.items():
+        place = getattr(ibv_device_attr_ex, name)
+        there = any(raw[place.offset : place.offset + place.size])
+        parts[name] = decode(getattr(attr, name)) if there else None
+    return DeviceAttr(**_fields(attr.orig_attr, _HEAD), **parts)
 
 
 def guid_text(guid: int) -> str:

@@ -15,11 +15,12 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from . import verbs
-from .abi import CFlag, DeviceCapFlags, GidType, LinkLayer, RawPacketCaps, TransportType, bits
-from .device import Context, GidSlot
+from .abi import CEnum, CFlag, DeviceCapFlags, GidType, LinkLayer, RawPacketCaps, TransportType, bits
+from .device import Context
 from .device_attr import DeviceAttr, guid_text
 from .endpoint import MTU_BYTES
 from .errors import LibraryError, VerbsError
+from .gidtable import GidSlot
 from .port import Port
 
 __all__ = ["describe", "lines"]
@@ -93,7 +94,7 @@ def _limits(attr: DeviceAttr) -> Info:
         **{name: getattr(attr, name) for name in names},
         "device_cap_flags": _flags(attr.device_cap_flags),
         **{name: getattr(attr, name) for name in _NUMBERS},
-        "atomic_cap": _enum(attr.atomic_cap, f"ATOMIC_{attr.atomic_cap}"),
+        "atomic_cap": _named(attr.atomic_cap, "ATOMIC_"),
     }
 
 
@@ -145,7 +146,7 @@ def _port(context: Context, port: Port, slots: tuple[GidSlot, ...]) -> Info:
     lanes, gbps = port.active_width.lanes, port.active_speed.gbps
     return {
         "port": port.port_num,
-        "state": _enum(port.state, f"PORT_{port.state}"),
+        "state": _named(port.state, "PORT_"),
         "max_mtu": _enum(port.max_mtu, MTU_BYTES.get(port.max_mtu)),
         "active_mtu": _enum(port.active_mtu, MTU_BYTES.get(port.active_mtu)),
         "sm_lid": port.sm_lid,
@@ -161,7 +162,7 @@ def _port(context: Context, port: Port, slots: tuple[GidSlot, ...]) -> Info:
         "active_width": _enum(port.active_width, f"{lanes}X" if lanes else None),
         "active_speed": _enum(port.active_speed, f"{gbps} Gbps" if gbps else None),
         "effective_speed": _effective_speed(context, port.port_num),
-        "phys_state": _enum(port.phys_state, str(port.phys_state)),
+        "phys_state": _named(port.phys_state),
         "gids": [
             {"gid_index": slot.gid_index, "gid": _gid(slot), "type": _GID_TYPES.get(slot.gid_type, str(slot.gid_type))}
             for slot in slots
@@ -188,6 +189,10 @@ def _gid(slot: GidSlot) -> str:
 
 def _enum(code: int, name: str | int | None) -> Info:
     return {"code": int(code), "name": name}
+
+
+def _named(value: CEnum, prefix: str = "") -> Info:
+    return _enum(value, f"{prefix}{value}" if value.known else None)
 
 
 def _flags(value: CFlag, shown: CFlag | None = None) -> Info:

@@ -147,6 +147,9 @@ HINTS: dict[tuple[str, str], str] = {
         "On Ethernet this means no GRH, or GIDs of different address families "
         "({local_gid} to {remote_gid}), or a wrong port or MTU."
     ),
+    ("ibv_modify_qp ALT_PATH", "EINVAL"): (
+        "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."
+    ),
     ("bind", "EADDRINUSE"): "Another program listens there (`ss -ltnp` names it): end it, or take another port.",
     ("bind", "EACCES"): "Ports below 1024 need privileges: take another one.",
     ("bind", "ENODEV"): "Give an address of this host, or * for all.",

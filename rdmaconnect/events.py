@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from . import verbs
 from .abi import EventType, ibv_async_event
-from .errors import VerbsError
 from .handle import Owned
 from .waiting import Waitable
 
@@ -100,12 +98,9 @@ class AsyncEvents(Waitable[AsyncEvent]):
             StateError: after close.
         """
         with self._lock:
-            try:
-                event = verbs.ibv_get_async_event(self.pointer)
-            except VerbsError as e:
-                if e.errno in (errno.EAGAIN, errno.EINTR):
-                    return None
-                raise
+            event = verbs.ibv_get_async_event(self.pointer)
+            if event is None:
+                return None
             try:
                 return self._decoded(event)
             finally:

@@ -219,7 +219,7 @@ class MR(Owned):
         """Change what it covers, its access or its protection domain; what is not given stays. The keys may change.
 
         Args:
-            buffer: the new memory, as in the constructor, but no dma-buf.
+            buffer: the new memory, as in the constructor, but no dma-buf (TypeError).
             access: the new access.
             pd: the new protection domain, of the same device.
 
@@ -230,6 +230,8 @@ class MR(Owned):
         Source: ibv_rereg_mr(3).
         """
         flags, pinned, start, length = ReregMrFlags(0), None, None, 0
+        if isinstance(buffer, Dmabuf):
+            raise TypeError(f"register {self.name} again onto a dma-buf: make a new region")
         if buffer is not None:
             pinned, start, length, _ = _memory(buffer, access or self.access)
             flags |= ReregMrFlags.CHANGE_TRANSLATION

@@ -45,6 +45,8 @@ __all__ = ["QueuePair", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
+#: for the hot path: looking up an enum's member costs as much as posting
+_RESET, _RTS = QpState.RESET, QpState.RTS
 
 
 class QueuePair(Owned):
@@ -124,6 +126,7 @@ class QueuePair(Owned):
         self._post_recv = verbs.op("ibv_post_recv", context)
         self._bad_send = POINTER(ibv_send_wr)()
         self._bad_recv = POINTER(ibv_recv_wr)()
+        self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
 
     def _release(self, handle: Any) -> None:
         while self._groups:
@@ -214,6 +217,8 @@ class QueuePair(Owned):
         hint = hint_for(f"ibv_modify_qp {to}", number, **fields)
         if wrong:
             hint = f"The table says: {wrong}. {hint}".rstrip()
+        elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
+            hint = hint_for("ibv_modify_qp ALT_PATH", number)
         elif self._found_in() != frm:
             hint = f"The device has it in {self.state} by now."
         port = getattr(path, "port_num", None)
@@ -264,12 +269,12 @@ class QueuePair(Owned):
         Source: ibv_post_send(3).
         """
         pointer = self.pointer
-        if self.state < QpState.RTS:
+        if self.state < _RTS:
             raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
         if more or request.work is not None or self.target is not None:
             self._post_checked(pointer, (request, *more))
             return
-        number = self._post_send(pointer, request.wr, byref(self._bad_send))
+        number = self._post_send(pointer, request.wr, self._at_bad_send)
         if number:
             raise post_error(abs(number), (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
 
@@ -294,13 +299,13 @@ class QueuePair(Owned):
         Source: ibv_post_recv(3).
         """
         pointer = self.pointer
-        if self.state == QpState.RESET or self.srq is not None:
+        if self.state == _RESET or self.srq is not None:
             why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
             raise StateError(f"post a receive to {self.name}: {why}.")
         if more:
             post(self._post_recv, pointer, (request, *more), "ibv_post_recv", f"to {self.name} in {self.state}")
             return
-        number = self._post_recv(pointer, request.wr, byref(self._bad_recv))
+        number = self._post_recv(pointer, request.wr, self._at_bad_recv)
         if number:
             raise post_error(abs(number), (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
 
@@ -337,7 +342,7 @@ class QueuePair(Owned):
         info = mw.bind_info(mr, offset, length, access)
         if mw.pd is not self.pd:
             raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
-        if self.state < QpState.RTS:
+        if self.state < _RTS:
             raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
         verbs.ibv_bind_mw(self.pointer, mw.pointer, ibv_mw_bind(wr_id=wr_id, send_flags=int(flags), bind_info=info))
         mw._bound(mr, info, mw.rkey)
@@ -346,6 +351,9 @@ class QueuePair(Owned):
 
     def attach_mcast(self, gid: Gid, lid: int = 0) -> None:
         """Receive what is sent to a multicast group, until :meth:`detach_mcast` or the end of the queue pair.
+
+        On RoCE the host's IP stack must be in the group too (``IP_ADD_MEMBERSHIP`` on the port's network
+        device); on InfiniBand the subnet manager must know the port as a member. librdmacm does either.
 
         Args:
             gid: the group, a multicast GID (ff00::/8, or ::ffff:224.0.0.0/100 for IPv4).

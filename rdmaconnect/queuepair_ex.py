@@ -185,7 +185,7 @@ class QueuePairEx(QueuePair):
 
     def _release(self, handle: Any) -> None:
         if self._batch is not None:
-            self._batch.abort()
+            self._batch._drop()
         super()._release(handle)
 
 
@@ -231,6 +231,7 @@ class Batch(Work):
         self._qp = qp
         self.count = 0
         self.thread: int | None = None
+        self._aborted = False
         self._kept: list[Any] = []
         self._bound: list[tuple[MW, int, Any]] = []
 
@@ -256,15 +257,19 @@ class Batch(Work):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.thread is None:
-            if kind is None:
-                raise StateError(f"post a batch to {self._qp.name}: it was closed or aborted in the block.")
+            if kind is None and not self._aborted:
+                raise StateError(f"post a batch to {self._qp.name}: it was closed in the block.")
         elif kind is not None:
-            self.abort()
+            self._drop()
         else:
             self._complete()
 
     def abort(self) -> None:
-        """Drop all of it; the block may not go on."""
+        """Drop all of it; nothing more can be written in the block."""
+        self._aborted = True
+        self._drop()
+
+    def _drop(self) -> None:
         if self.thread is not None:
             try:
                 self._qp._function("ibv_wr_abort")(self._qp._ex)

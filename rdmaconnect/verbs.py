@@ -645,13 +645,25 @@ def ibv_get_cq_event(channel: Any) -> Any:
     Each must be acknowledged before its CQ can be destroyed.
 
     Returns:
-        Pointer to the ``struct ibv_cq`` that it is for.
+        Pointer to the ``struct ibv_cq`` that it is for; None if the descriptor does not block and there
+        is no event.
 
     Source: ibv_get_cq_event(3), ``ibv_get_cq_event``.
     """
     cq, cq_context = POINTER(abi.ibv_cq)(), ctypes.c_void_p()
-    _call("ibv_get_cq_event", channel, byref(cq), byref(cq_context), doing="take a completion event")
-    return cq
+    there = _taken("ibv_get_cq_event", channel, byref(cq), byref(cq_context), doing="take a completion event")
+    return cq if there else None
+
+
+def _taken(name: str, *args: Any, doing: str) -> bool:
+    """Read one event; False if there is none, which is no failure and too frequent for an exception."""
+    ctypes.set_errno(0)
+    if _symbol(name)(*args) == 0:
+        return True
+    number = ctypes.get_errno() or errno.EIO
+    if number == errno.EAGAIN:
+        return False
+    raise VerbsError(name, number, doing)
 
 
 def ibv_ack_cq_events(cq: Any, nevents: int) -> None:
@@ -927,19 +939,19 @@ def ibv_wc_read_tm_info(cq: Any) -> abi.ibv_wc_tm_info:
 # ---- async events
 
 
-def ibv_get_async_event(context: Any) -> abi.ibv_async_event:
+def ibv_get_async_event(context: Any) -> abi.ibv_async_event | None:
     """The next event of the device, a port, or one of this context's objects; blocks if ``async_fd`` does.
 
     Each must be acknowledged: destroying its object waits for that.
 
     Returns:
-        The event: ``event_type`` (``EventType``) says which member of ``element`` is valid.
+        The event: ``event_type`` (``EventType``) says which member of ``element`` is valid; None if the
+        descriptor does not block and there is no event.
 
     Source: ibv_get_async_event(3), ``ibv_get_async_event``.
     """
     event = abi.ibv_async_event()
-    _call("ibv_get_async_event", context, byref(event), doing="take an async event")
-    return event
+    return event if _taken("ibv_get_async_event", context, byref(event), doing="take an async event") else None
 
 
 def ibv_ack_async_event(event: abi.ibv_async_event) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rdmaconnect import abi, verbs
+from rdmaconnect import abi, handle, verbs
 from rdmaconnect.abi import CqInitAttrMask, CqWcFlags, CreateCqAttrFlags, WcFlags, WcOpcode, WcStatus, bits
 from rdmaconnect.completion_ex import STANDARD_WC_FLAGS, CQEx, TmInfo
 from rdmaconnect.device import Context
@@ -330,6 +330,15 @@ def test_a_provider_whose_next_poll_ends_the_batch_is_asked_one_by_one(
         cq.end_poll()
         assert provider.calls[5:] == ["start", "end", "start", "start"]
         assert list(cq.poll_batch()) == []
+
+
+def test_a_process_that_was_forked_within_a_batch_reads_nothing(cq: CQEx, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cq.start_poll()
+    with monkeypatch.context() as forked:
+        forked.setattr(handle, "_generation", handle._generation + 1)
+        for call in (cq.read_opcode, cq.next_poll, cq.end_poll, lambda: cq.wr_id, cq.poll):
+            with pytest.raises(StateError, match="belongs to the process that forked this one"):
+                call()
 
 
 # ---- within a batch

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import U64, end, gid, infiniband, roce
 
-from rdmaconnect.abi import GidType, LinkLayer, Mtu
-from rdmaconnect.endpoint import MTU_BYTES, Gid, GidEntry, Options, RemoteRegion, mtu_code
+from rdmaconnect.abi import GidType, LinkLayer, Mtu, QpType
+from rdmaconnect.endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion, mtu_code
 
 # ---- Gid
 
@@ -148,6 +148,20 @@ def test_a_port_takes_256_gids_and_none_that_is_zero() -> None:
         roce(gid("::"))
 
 
+def test_what_is_not_given_has_the_value_that_is_documented() -> None:
+    assert dataclasses.asdict(Options()) == {
+        "device": None, "port_num": None, "gid_index": None, "path_mtu": None, "sl": 0, "traffic_class": 0,
+        "flow_label": 0, "pkey": None, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7, "min_rnr_timer": 12,
+        "max_rd_atomic": None, "hop_limit": 64, "recv_size": 65536, "recv_depth": 16, "send_depth": 16, "spin": 500,
+    }  # fmt: skip
+    port = PortAddress("rxe0", 1, LinkLayer.ETHERNET, 0, Mtu.MTU_1024)
+    assert (port.gids, port.grh_required, port.pkeys) == ((), False, (0xFFFF,))
+    assert (port.max_rd_atomic, port.max_dest_rd_atomic) == (1, 1)
+    made = Endpoint(QpType.RC, 1, 2, port)
+    assert (made.recv_size, made.qkey) == (0, 0)
+    assert gid("::1", netdev="") == GidEntry(Gid.parse("::1"), GidType.ROCE_V2, 0)
+
+
 def test_options_are_all_optional_and_unknown_ones_are_refused() -> None:
     assert Options().mtu is Mtu.MTU_4096
     assert Options(**dataclasses.asdict(Options())) == Options()
@@ -195,7 +209,9 @@ def test_a_region_never_shows_its_key() -> None:
 
 
 def test_a_packed_region_is_addr_length_rkey_in_network_order() -> None:
-    packed = RemoteRegion(addr=0x0102030405060708, rkey=0xA1B2C3D4, length=0x1112131415161718).to_bytes()
+    region = RemoteRegion(addr=0x0102030405060708, rkey=0xA1B2C3D4, length=0x1112131415161718)
+    packed = region.to_bytes()
+    assert RemoteRegion.from_bytes(packed) == region
     assert packed.hex() == "01020304050607081112131415161718a1b2c3d4"
 
 
@@ -214,12 +230,14 @@ def test_a_packed_region_of_another_length_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize("fields", [(-1, 0, 0), (2**64, 0, 0), (0, -1, 0), (0, 2**32, 0), (0, 0, -1), (0, 0, 2**64)])
 def test_a_region_of_more_bits_is_refused(fields: tuple[int, int, int]) -> None:
+    assert RemoteRegion(2**64 - 1, 2**32 - 1, 2**64 - 1).slice(0, 0).addr == 2**64 - 1
     with pytest.raises(ValueError, match=r"^(addr|rkey|length) is "):
         RemoteRegion(*fields)
 
 
 def test_a_slice_of_a_region_stays_inside() -> None:
     region = RemoteRegion(0x1000, 7, 100)
+    assert region.slice(0, 100) == region
     assert region.slice(10, 90) == RemoteRegion(0x100A, 7, 90)
     assert region.slice(100, 0) == RemoteRegion(0x1064, 7, 0)
     for offset, length in ((0, 101), (100, 1), (-1, 5), (5, -1), (101, 0)):

@@ -191,7 +191,7 @@ def test_every_hint_belongs_to_something_that_can_happen() -> None:
         else:
             assert verb == "bind" or verb in abi.PROTOTYPES or verb in abi.OPS, what
             assert getattr(errno, condition) in errno.errorcode
-        assert verb == what or what.partition(" ")[2] in QpState.__members__
+        assert verb == what or what.partition(" ")[2] in {*QpState.__members__, *QpAttrMask.__members__}
         assert text.endswith((".", ")")), text
         if what != "completion":
             found = hint_for(what, getattr(errno, condition), gid_index=1, local_gid=2, remote_gid=3)

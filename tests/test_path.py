@@ -46,7 +46,7 @@ def test_each_end_sends_from_its_own_psn_and_expects_the_peers() -> None:
 
 
 @given(ends(), ends(), wishes)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_both_ends_derive_mirrored_paths(ours: tuple[Endpoint, ...], theirs: tuple[Endpoint, ...], wish: Wish) -> None:
     common = {
         "link_layer": ours[0].port.link_layer,
@@ -330,7 +330,7 @@ def test_a_partition_needs_both_ends_and_one_full_member(
     st.lists(st.sampled_from([0, 1, 0x8001, 2, 0x8002, 0x7FFF, 0xFFFF]), max_size=4).map(tuple),
     st.lists(st.sampled_from([0, 1, 0x8001, 2, 0x8002, 0x7FFF, 0xFFFF]), max_size=4).map(tuple),
 )
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_slots_used_are_never_both_of_limited_members(mine: tuple[int, ...], theirs: tuple[int, ...]) -> None:
     a, b = end(infiniband(5, pkeys=mine)), end(infiniband(9, pkeys=theirs))
     talk = [x for x in mine for y in theirs if x & 0x7FFF == y & 0x7FFF != 0 and (x | y) & 0x8000]
@@ -364,7 +364,7 @@ def test_all_differences_are_listed_at_once() -> None:
 
 
 @given(ends(), ends(), wishes)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_two_ends_are_joined_or_refused_in_words(
     a: tuple[Endpoint, ...], b: tuple[Endpoint, ...], wish: Wish
 ) -> None:

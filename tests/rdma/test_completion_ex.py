@@ -187,8 +187,8 @@ def test_batches_take_each_completion_once(node1: Node, context: Context) -> Non
         assert got == list(range(8))
         assert list(cq.poll_batch()) == []
         assert not cq.start_poll()
-        other.post_recv(1)
-        assert [wc.wr_id for wc in until(cq, 1)] == [1]
+        other.post_send(9, b"flushed too")
+        assert [(wc.wr_id, wc.status) for wc in until(cq, 1)] == [(9, WcStatus.WR_FLUSH_ERR)]
 
 
 def _fail_within(cq: CQEx, got: list[int]) -> None:

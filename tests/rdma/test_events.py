@@ -98,15 +98,6 @@ def test_solicited_only(node1: Node, channel: CompChannel) -> None:
         assert polled(other.cq) == [(1, WcStatus.SUCCESS), (2, WcStatus.SUCCESS)]
 
 
-def test_a_failure_counts_as_solicited(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (_, other):
-        other.post_recv(1)
-        other.cq.arm(solicited_only=True)
-        other.qp.move(QpState.ERR)
-        assert channel.wait(patience()) == [other.cq]
-        assert polled(other.cq) == [(1, WcStatus.WR_FLUSH_ERR)]
-
-
 def test_the_descriptor_of_a_channel_suits_poll(node1: Node, channel: CompChannel) -> None:
     with eventful(node1, channel) as (one, other):
         other.cq.arm()

@@ -137,7 +137,7 @@ def test_comp_mask_names_what_is_given(
 def test_with_nothing_extended_it_is_a_plain_queue_pair(node1: Node) -> None:
     with end_on(node1, RC, 1) as end:
         qp = QueuePairEx(end.pd, end.cq, end.cq, RC, max_send_wr=1, max_recv_wr=1)
-        with pytest.raises(LibraryError, match="ibv_qp_to_qp_ex: .* give send_ops_flags"):
+        with pytest.raises(LibraryError, match=r"ibv_qp_to_qp_ex: .* give send_ops_flags"):
             verbs.ibv_qp_to_qp_ex(qp.pointer)
         qp.move(QpState.RESET)
         qp.close()
@@ -159,14 +159,18 @@ def test_a_batch_is_posted_together_and_in_its_order(ends: tuple[End, End]) -> N
 def test_a_batch_that_raises_posts_nothing(ends: tuple[End, End]) -> None:
     here, there = ends
     there.recv(1, 0)
-    with pytest.raises(KeyError), here.qp.batch() as wr:
-        wr.send(1, inline=b"lost")
-        raise KeyError
+    with pytest.raises(ValueError, match="give 64 bits"):
+        _fail(here)
     with here.qp.batch() as wr:
         wr.send(2, inline=b"kept")
     assert here.wait()[0].wr_id == 2
     assert there.wait()[0].byte_len == 4
     assert there.memory[:4] == b"kept"
+
+
+def _fail(end: End) -> None:
+    with end.qp.batch() as wr:
+        wr.send(1, inline=b"lost").send(-1)
 
 
 def test_an_operation_that_was_not_asked_for_is_refused_by_its_flag(ends: tuple[End, End]) -> None:
@@ -230,14 +234,14 @@ def test_a_batch_belongs_to_its_block_and_its_thread(ends: tuple[End, End]) -> N
     there.recv(0, 0)
     there.recv(1, 0)
     early = here.qp.batch()
-    with pytest.raises(StateError, match="SEND on RC QP .*: its batch is not open in this thread"):
+    with pytest.raises(StateError, match=r"SEND on RC QP .*: its batch is not open in this thread"):
         early.send(1)
     with early as wr:
-        with pytest.raises(StateError, match="begin another batch on RC QP .*: a batch is open on it in this thread"):
+        with pytest.raises(StateError, match=r"begin another batch on RC QP .*: a batch is open on it in this thread"):
             here.qp.batch().__enter__()
-        with pytest.raises(StateError, match="post to RC QP .*: a batch is open"):
+        with pytest.raises(StateError, match=r"post to RC QP .*: a batch is open"):
             here.qp.post_send(SendRequest().send(1))
-        with pytest.raises(StateError, match="move RC QP .*: a batch is open"):
+        with pytest.raises(StateError, match=r"move RC QP .*: a batch is open"):
             here.qp.move(QpState.ERR)
         failures: list[Exception] = []
         thread = threading.Thread(target=lambda: _try(lambda: wr.send(5), failures))
@@ -277,11 +281,30 @@ def test_a_batch_needs_a_state_to_send_in_and_an_open_queue_pair(node1: Node) ->
             batch.__enter__()
 
 
+def test_abort_drops_what_was_written(ends: tuple[End, End]) -> None:
+    here, there = ends
+    there.recv(0, 0)
+    with here.qp.batch() as wr:
+        wr.send(1, inline=b"lost")
+        wr.abort()
+        with pytest.raises(StateError, match="not open"):
+            wr.send(2, inline=b"lost too")
+    _write(here, 1)
+    assert here.wait()[0].wr_id == 0
+    assert there.wait()[0].byte_len == 1
+
+
 def test_closing_in_the_block_aborts_the_batch(ends: tuple[End, End]) -> None:
     here, _ = ends
-    with pytest.raises(StateError, match="closed or aborted in the block"), here.qp.batch() as wr:
+    batch = here.qp.batch()
+    with pytest.raises(StateError, match=r"^post a batch to RC QP .*: it was closed in the block"):
+        _close_inside(batch, here)
+
+
+def _close_inside(batch: Any, end: End) -> None:
+    with batch as wr:
         wr.send(1, inline=b"x")
-        here.qp.close()
+        end.qp.close()
         with pytest.raises(StateError, match="not open"):
             wr.send(2)
 
@@ -301,10 +324,11 @@ def test_a_ud_batch_needs_a_target_and_an_open_one(node1: Node, node2: Node) -> 
             with pytest.raises(ValueError, match="say whom it is for"):
                 wr.send(1, inline=b"x")
             wr.send(2, inline=b"x", to=to)
-            to.ah.close()
-            with pytest.raises(StateError, match="address handle .* is closed"):
-                wr.send(3, inline=b"x", to=to)
         here.wait()
+        to.ah.close()
+        with here.qp.batch() as wr, pytest.raises(StateError, match=r"address handle .* is closed"):
+            wr.send(3, inline=b"x", to=to)
+        assert here.cq.poll() == 0
 
 
 def test_the_bare_verbs_carry_a_message(ends: tuple[End, End]) -> None:

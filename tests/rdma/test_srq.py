@@ -71,9 +71,9 @@ def test_its_sizes_are_asked_changed_and_bounded(node1: Node) -> None:
         assert srq.query().srq_limit == 4
         srq.modify(max_wr=40)
         assert srq.max_wr == srq.query().max_wr >= 40
-        with pytest.raises(VerbsError, match="ibv_modify_srq: EINVAL.*srq_limit must be below max_wr"):
+        with pytest.raises(VerbsError, match=r"ibv_modify_srq: EINVAL.*srq_limit must be below max_wr"):
             srq.modify(srq_limit=10**6)
-        with pytest.raises(VerbsError, match="ibv_create_srq: EINVAL.*above the device's limit"):
+        with pytest.raises(VerbsError, match=r"ibv_create_srq: EINVAL.*above the device's limit"):
             SRQ(pd, 2**31)
         with pytest.raises(VerbsError, match="ibv_create_srq: EINVAL"):
             SRQ(pd, 10, 10**6)
