@@ -92,6 +92,22 @@ def test_a_child_keeps_its_parents_alive_and_not_the_other_way_round(freed: list
     assert freed == ["child", "parent"]
 
 
+def test_a_child_can_get_one_more_parent_or_another_one(freed: list[Any]) -> None:
+    one, two, three = (Thing(name, name) for name in ("one", "two", "three"))
+    child = Thing("child", "c", (one,))
+    child._adopt_by(two)
+    child._adopt_by(two)
+    assert child._parents == (one, two)
+    child._adopt_by(three, instead_of=two)
+    assert child._parents == (one, three)
+    two.close()
+    assert not child.closed
+    three.close()
+    assert freed == ["two", "child", "three"]
+    assert one._children == {}
+    one.close()
+
+
 def test_a_finaliser_warns_and_frees_nothing(freed: list[Any]) -> None:
     with pytest.warns(ResourceWarning, match="^MR of 64 bytes was never closed$"):
         Thing("x", "MR of 64 bytes")

@@ -82,8 +82,8 @@ def test_a_payload_shows_a_packet_in_the_wrong_place() -> None:
     data = payload(8192, 0)
     blocks = {data[at : at + 256] for at in range(0, 8192, 256)}
     assert len(blocks) == 32
-    assert payload(5, 0) == bytes([0, 1, 2, 3, 4])
-    assert payload(3, 250) == bytes([250, 0, 1])
+    for size, iteration in [(0, 0), (5, 0), (3, 250), (3, 251), (3, 252), (1000, 7), (502, 1)]:
+        assert payload(size, iteration) == bytes((iteration + at) % 251 for at in range(size))
 
 
 @pytest.mark.parametrize(
