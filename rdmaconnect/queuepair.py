@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Mapping
-from ctypes import POINTER, byref, cast
+from ctypes import POINTER, byref
 from typing import Any
 
 from . import transitions, verbs
@@ -19,7 +19,6 @@ from .abi import (
     QpType,
     SendFlags,
     WrOpcode,
-    ibv_cq,
     ibv_ece,
     ibv_gid,
     ibv_mw_bind,
@@ -407,11 +406,11 @@ class QueuePair(Owned):
 
 
 def _queues(init: Any, send_cq: CQ | None, recv_cq: CQ | None, srq: SRQ | None) -> None:
-    """Where completions go and receives come from; an extended CQ begins as a plain one."""
+    """Where completions go and receives come from."""
     if send_cq is not None:
-        init.send_cq = cast(send_cq.pointer, POINTER(ibv_cq))
+        init.send_cq = send_cq.pointer
     if recv_cq is not None:
-        init.recv_cq = cast(recv_cq.pointer, POINTER(ibv_cq))
+        init.recv_cq = recv_cq.pointer
     if srq is not None:
         init.srq = srq.pointer
 

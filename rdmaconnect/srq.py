@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from ctypes import POINTER, cast
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from .abi import (
     SrqInitAttrMask,
     SrqType,
     XrcdInitAttrMask,
-    ibv_cq,
     ibv_srq_attr,
     ibv_srq_init_attr,
     ibv_srq_init_attr_ex,
@@ -117,7 +115,7 @@ class SRQ(Owned):
             if xrcd is not None:
                 attr.xrcd, bits = xrcd.pointer, bits | SrqInitAttrMask.XRCD
             if cq is not None:
-                attr.cq, bits = cast(cq.pointer, POINTER(ibv_cq)), bits | SrqInitAttrMask.CQ
+                attr.cq, bits = cq.pointer, bits | SrqInitAttrMask.CQ
             if srq_type == SrqType.TM:
                 attr.tm_cap.max_num_tags, attr.tm_cap.max_ops = max_num_tags, max_ops
                 bits |= SrqInitAttrMask.TM
