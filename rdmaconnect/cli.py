@@ -15,16 +15,18 @@ from typing import Any
 
 from . import __version__
 from .abi import LinkLayer
-from .connect import connect, listen
+from .connect import connect
 from .device import Port, device_names, open_device
 from .endpoint import MTU_BYTES, Options
 from .errors import DeviceError, RdmaConnectError
+from .listener import listen
 from .oob import DEFAULT_PORT, tcp_url
 from .pingpong import Report, describe_end, echo, ping
 
 __all__ = ["main"]
 
 _DEFAULTS = Options()
+_SIZES = _DEFAULTS.sizes()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "-r",
         "--rx-depth",
         type=int,
-        default=_DEFAULTS.recv_depth,
+        default=_SIZES.recv_depth,
         metavar="N",
         help="receives kept posted (%(default)s)",
     )
@@ -128,7 +130,7 @@ def _pingpong(args: argparse.Namespace) -> int:
         "gid_index": args.gid_index,
         "path_mtu": args.mtu,
         "sl": args.sl,
-        "recv_size": max(args.size, _DEFAULTS.recv_size),
+        "recv_size": max(args.size, _SIZES.recv_size),
         "recv_depth": args.rx_depth,
         "spin": 0 if args.events else _DEFAULTS.spin,
     }

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .abi import QpType
+from .address import AddressHandle
 from .connection import AsyncConnection, Connection
 from .curve import Keys, keys_for
 from .deadline import Deadline
@@ -41,7 +42,6 @@ from .oob import Channel, host_of, tcp_url
 from .path import Agreement, Candidate, Path, Wish, candidates, make_path
 from .prepare import Prepared
 from .probe import Prober
-from .queuepair import AddressHandle
 from .talk import Wire
 from .wire import MAX_FRAME, MAX_QPS, decode, encode
 
@@ -339,30 +339,45 @@ def _attempt(
         )  # fmt: skip
         channel.send(encode(handshake.send(hello)))
         log.debug("hello: sent to %s", channel.url)
-        reply = yield from _await_reply(channel, handshake, deadline)
-        attempts.theirs = reply.ports
-        paths = make_paths(
-            prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=attempts.why()
-        )
-        attempts.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
-        log.debug("path: %s", "; ".join(paths[0].why))
-        handles = yield Call(partial(raise_lanes, prepared, paths, rts=True))
-        deadline.check("move to RTS")
-        channel.settle()
-        channel.send(encode(handshake.send(Ready(handshake.id))))
-        log.debug("joined: RTS, ready sent")
-        wire = Wire(channel, handshake)
-        return [
-            Joint(end, path, wire, reply.regions, reply.private_data, ah)
-            for end, path, ah in zip(reply.ends, paths, handles, strict=True)
-        ]
+        yield from _await_reply(channel, handshake, deadline)
+        return (yield from raise_ends(channel, handshake, prepared, terms, deadline, attempts))
     except BaseException as e:
         if not isinstance(e, PeerRejected) and handshake.state not in (State.CLOSED, State.IDLE):
             channel.send(encode(handshake.send(reject_of(handshake, e))))
         raise
 
 
-def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> Story[Reply]:
+def raise_ends(
+    channel: Channel,
+    handshake: Handshake,
+    prepared: Prepared,
+    terms: Terms,
+    deadline: Deadline,
+    attempts: _Attempts | None = None,
+) -> Story[list[Joint]]:
+    """On reply: to RTR and RTS with the listener's values, and say that it is so."""
+    reply = handshake.peer
+    assert isinstance(reply, Reply)
+    why = attempts.why() if attempts is not None else ()
+    paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
+    if attempts is not None:
+        attempts.theirs = reply.ports
+        attempts.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
+    log.debug("path: %s", "; ".join(paths[0].why))
+    handles = yield Call(partial(raise_lanes, prepared, paths, rts=True))
+    deadline.check("move to RTS")
+    channel.settle()
+    assert handshake.id is not None
+    channel.send(encode(handshake.send(Ready(handshake.id))))
+    log.debug("joined: RTS, ready sent")
+    wire = Wire(channel, handshake)
+    return [
+        Joint(end, path, wire, reply.regions, reply.private_data, ah)
+        for end, path, ah in zip(reply.ends, paths, handles, strict=True)
+    ]
+
+
+def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> Story[None]:
     while True:
         frame = channel.recv()
         if frame is None:
@@ -370,8 +385,7 @@ def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> 
                 raise deadline.exceeded("connect: wait for the peer's reply", f"{channel.seen()}.")
             yield channel.wait(deadline)
         elif handshake.receive(decode(frame)) is Outcome.MOVED:
-            assert isinstance(handshake.peer, Reply)
-            return handshake.peer
+            return
 
 
 def prove(made: Sequence[Middle], deadline: Deadline) -> Story[None]:

@@ -8,93 +8,32 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path as FilePath
+from typing import Any, NamedTuple
 
 from . import handle, verbs
-from .abi import GidType, LinkLayer, Mtu, PortFlags, PortState, ibv_device_attr
-from .endpoint import Gid, GidEntry, Options, PortAddress
-from .errors import DeviceError, VerbsError
+from .abi import GidType, LinkLayer, NodeType, PortState, TransportType, ValuesMask
+from .device_attr import DeviceAttr, RtValues
+from .endpoint import Gid, GidEntry, Options
+from .errors import DeviceError, LibraryError, VerbsError
+from .events import AsyncEvents
 from .handle import Owned
+from .port import Port
 
-__all__ = ["Context", "Port", "device_names", "open_device", "rank_ports", "source_addresses"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "rank_ports", "source_addresses"]
 
 _SYSFS = FilePath("/sys/class/infiniband")
+#: how libraries and kernels say that they lack a verb as a whole
+_LACKING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port as it is now.
+class GidSlot(NamedTuple):
+    """A filled slot of a GID table, at any index: ``raw`` is the GID, 16 bytes in network order."""
 
-    Args:
-        device: the device's name.
-        port_num: from 1.
-        state: only ACTIVE carries data; INIT on InfiniBand means that there is no subnet manager.
-        link_layer: InfiniBand or Ethernet.
-        lid, sm_lid: 16 bits; 0 on Ethernet.
-        max_mtu, active_mtu: MTU codes.
-        flags: ``IBV_QPF_*``.
-        max_msg_sz: longest message, bytes.
-        pkeys: the P_Key table by value.
-        gids: the GID table without its empty slots.
-    """
-
-    device: str
     port_num: int
-    state: PortState
-    link_layer: LinkLayer
-    lid: int
-    sm_lid: int
-    max_mtu: Mtu
-    active_mtu: Mtu
-    flags: PortFlags
-    max_msg_sz: int
-    pkeys: tuple[int, ...]
-    gids: tuple[GidEntry, ...]
-
-    def address(self, attr: ibv_device_attr, options: Options) -> PortAddress:
-        """What a peer is told of this port.
-
-        Args:
-            attr: the device's limits.
-            options: ``gid_index`` and ``max_rd_atomic`` narrow it.
-
-        Raises:
-            DeviceError: ``gid_index`` is an empty slot, or no GID is usable; lists the table.
-        """
-        gids = self.gids
-        if options.gid_index is not None:
-            gids = tuple(entry for entry in gids if entry.gid_index == options.gid_index)
-            if not gids:
-                raise DeviceError(
-                    f"use gid_index {options.gid_index} of {self.device} port {self.port_num}: that slot is empty. "
-                    f"There are {self.gid_words()}."
-                )
-        elif not gids and self.link_layer == LinkLayer.ETHERNET:
-            raise DeviceError(
-                f"use {self.device} port {self.port_num}: its GID table is empty. "
-                "Give its network device an address (ip addr add), or run in the network namespace that has it."
-            )
-        most = 255 if options.max_rd_atomic is None else options.max_rd_atomic
-        return PortAddress(
-            device=self.device,
-            port_num=self.port_num,
-            link_layer=self.link_layer,
-            lid=self.lid,
-            active_mtu=self.active_mtu,
-            gids=gids,
-            grh_required=bool(self.flags & PortFlags.GRH_REQUIRED),
-            pkeys=self.pkeys,
-            max_rd_atomic=min(attr.max_qp_init_rd_atom, most, 255),
-            max_dest_rd_atomic=min(attr.max_qp_rd_atom, most, 255),
-        )
-
-    def gid_words(self) -> str:
-        """The GID table in words."""
-        return ", ".join(map(str, self.gids)) or "no GIDs"
-
-    def __str__(self) -> str:
-        return f"{self.device} port {self.port_num} {self.state} ({self.link_layer})"
+    gid_index: int
+    raw: bytes
+    gid_type: GidType
 
 
 class Context(Owned):
@@ -107,6 +46,7 @@ class Context(Owned):
     def __init__(self, pointer: object, name: str) -> None:
         super().__init__(pointer, name)
         self._uses = 1
+        self._events: AsyncEvents | None = None
 
     def close(self) -> None:
         """Give one use back; the last one closes the device, and first all that was made from it."""
@@ -120,13 +60,93 @@ class Context(Owned):
     def _release(self, pointer: object) -> None:
         verbs.ibv_close_device(pointer)
 
-    def query_device(self) -> ibv_device_attr:
-        """The device's limits. Source: ibv_query_device(3)."""
-        return verbs.ibv_query_device(self.pointer)
+    # ---- the device
+
+    @property
+    def _struct(self) -> Any:
+        return self.pointer.contents
+
+    @property
+    def guid(self) -> int:
+        """The node GUID, 64 bits in host order. Source: ibv_get_device_guid(3)."""
+        return verbs.ibv_get_device_guid(self._struct.device)
+
+    @property
+    def index(self) -> int:
+        """The kernel's index of the device, -1 if it does not tell. Source: ibv_get_device_index(3)."""
+        return verbs.ibv_get_device_index(self._struct.device)
+
+    @property
+    def node_type(self) -> NodeType:
+        """What kind of node it is."""
+        return NodeType(self._struct.device.contents.node_type)
+
+    @property
+    def transport_type(self) -> TransportType:
+        """The wire protocol family; RoCE counts as IB."""
+        return TransportType(self._struct.device.contents.transport_type)
+
+    @property
+    def num_comp_vectors(self) -> int:
+        """Interrupt vectors that completion queues can use."""
+        return int(self._struct.num_comp_vectors)
+
+    @property
+    def events(self) -> AsyncEvents:
+        """The device's asynchronous events; one source for all users of this context.
+
+        Source: ibv_get_async_event(3).
+        """
+        with _lock:
+            if self._events is None or self._events.closed:
+                self._events = AsyncEvents(self)
+            return self._events
+
+    def query_device(self) -> DeviceAttr:
+        """What the device can do, with the extended part where there is one.
+
+        Source: ibv_query_device_ex(3), ibv_query_device(3).
+        """
+        pointer = self.pointer
+        try:
+            return DeviceAttr.of_ex(verbs.ibv_query_device_ex(pointer))
+        except (LibraryError, VerbsError) as e:
+            if e.errno not in _LACKING:
+                raise
+        return DeviceAttr.of(verbs.ibv_query_device(pointer))
+
+    def query_rt_values(self) -> RtValues:
+        """The device's raw clock.
+
+        Raises:
+            LibraryError: the provider does not have it.
+
+        Source: ibv_query_rt_values_ex(3).
+        """
+        values = verbs.ibv_query_rt_values_ex(self.pointer)
+        known = values.comp_mask & ValuesMask.RAW_CLOCK
+        return RtValues(values.raw_clock.tv_nsec + values.raw_clock.tv_sec * 10**9 if known else None)
+
+    # ---- its ports
 
     def ports(self) -> tuple[Port, ...]:
         """All ports as they are now. Source: ibv_query_port(3), ibv_query_gid_table(3)."""
-        return tuple(self._ports())
+        attrs = self._port_attrs()
+        slots = self._gid_slots(attrs)
+        return tuple(
+            Port.of(
+                self.name,
+                number,
+                attr,
+                tuple(verbs.ibv_query_pkey(self.pointer, number, i) for i in range(attr.pkey_tbl_len)),
+                tuple(
+                    GidEntry(Gid(slot.raw), slot.gid_type, slot.gid_index, self._attribute(slot, "ndevs"))
+                    for slot in slots
+                    if slot.port_num == number and slot.gid_index <= 255
+                ),
+            )
+            for number, attr in attrs.items()
+        )
 
     def port(self, port_num: int) -> Port:
         """One port as it is now.
@@ -138,40 +158,84 @@ class Context(Owned):
         for port in ports:
             if port.port_num == port_num:
                 return port
-        raise DeviceError(f"use port {port_num} of {self.name}: it has port{'s' * (len(ports) > 1)} "
-                          f"{', '.join(str(port.port_num) for port in ports)}.")  # fmt: skip
+        raise self._no_port(port_num, [port.port_num for port in ports])
 
-    def _ports(self) -> Iterator[Port]:
-        pointer = self.pointer
-        numbers = range(1, self.query_device().phys_port_cnt + 1)
-        attrs = {number: verbs.ibv_query_port(pointer, number) for number in numbers}
-        table = verbs.ibv_query_gid_table(pointer, max(1, sum(attr.gid_tbl_len for attr in attrs.values())))
-        for number, attr in attrs.items():
-            gids = tuple(
-                GidEntry(Gid(bytes(entry.gid.raw)), GidType(entry.gid_type), entry.gid_index, self._netdev(entry))
-                for entry in table
-                if entry.port_num == number and any(entry.gid.raw)
-            )
-            yield Port(
-                device=self.name,
-                port_num=number,
-                state=PortState(attr.state),
-                link_layer=LinkLayer(attr.link_layer or LinkLayer.INFINIBAND),
-                lid=attr.lid,
-                sm_lid=attr.sm_lid,
-                max_mtu=Mtu(attr.max_mtu),
-                active_mtu=Mtu(attr.active_mtu),
-                flags=PortFlags(attr.flags),
-                max_msg_sz=attr.max_msg_sz,
-                pkeys=tuple(verbs.ibv_query_pkey(pointer, number, i) for i in range(attr.pkey_tbl_len)),
-                gids=gids,
-            )
+    def gid_table(self) -> tuple[GidSlot, ...]:
+        """The filled slots of all ports' GID tables. Source: ibv_query_gid_table(3), or one slot after the other."""
+        return tuple(self._gid_slots(self._port_attrs()))
 
-    def _netdev(self, entry: object) -> str:
-        """The netdev of a GID by name; from sysfs, since an index means another device in another namespace."""
-        port, index = entry.port_num, entry.gid_index  # type: ignore[attr-defined]
+    def pkey_index(self, port_num: int, pkey: int) -> int:
+        """The first slot of a port's P_Key table that holds ``pkey``.
+
+        Args:
+            port_num: from 1.
+            pkey: 16 bits in host order; compared with its top bit, the membership.
+
+        Raises:
+            DeviceError: no such port, or no slot holds it.
+            ValueError: more than 16 bits.
+
+        Source: ibv_get_pkey_index(3).
+        """
+        if not 0 <= pkey <= 0xFFFF:
+            raise ValueError(f"pkey is {pkey:#x}: give 0 to 0xffff")
+        ports = self._port_attrs()
+        if port_num not in ports:
+            raise self._no_port(port_num, list(ports))
         try:
-            return (_SYSFS / self.name / f"ports/{port}/gid_attrs/ndevs/{index}").read_text().strip()
+            return verbs.ibv_get_pkey_index(self.pointer, port_num, pkey)
+        except VerbsError:
+            there = ", ".join(f"{value:#06x}" for value in self.port(port_num).pkeys)
+            raise DeviceError(f"use P_Key {pkey:#06x} on {self.name} port {port_num}: the table has {there}.") from None
+
+    def _no_port(self, port_num: int, numbers: list[int]) -> DeviceError:
+        return DeviceError(
+            f"use port {port_num} of {self.name}: it has port{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}."
+        )
+
+    def _port_attrs(self) -> dict[int, Any]:
+        """port number -> ``struct ibv_port_attr``."""
+        pointer = self.pointer
+        numbers = range(1, verbs.ibv_query_device(pointer).phys_port_cnt + 1)
+        return {number: verbs.ibv_query_port(pointer, number) for number in numbers}
+
+    def _gid_slots(self, attrs: dict[int, Any]) -> list[GidSlot]:
+        """The GID tables, read in one call where the library can, else slot by slot."""
+        most = max(1, sum(attr.gid_tbl_len for attr in attrs.values()))
+        try:
+            entries = verbs.ibv_query_gid_table(self.pointer, most)
+        except (LibraryError, VerbsError) as e:
+            if e.errno not in _LACKING:
+                raise
+            slots = [self._gid_slot(port, i) for port, attr in attrs.items() for i in range(attr.gid_tbl_len)]
+            return [slot for slot in slots if any(slot.raw)]
+        slots = [GidSlot(e.port_num, e.gid_index, bytes(e.gid.raw), GidType(e.gid_type)) for e in entries]
+        return [slot for slot in slots if any(slot.raw)]
+
+    def _gid_slot(self, port_num: int, index: int) -> GidSlot:
+        """One slot, by what an older library has. Source: ibv_query_gid_ex(3), ibv_query_gid(3)."""
+        try:
+            entry = verbs.ibv_query_gid_ex(self.pointer, port_num, index)
+        except (LibraryError, VerbsError) as e:
+            if e.errno == errno.ENODATA:
+                return GidSlot(port_num, index, bytes(16), GidType.IB)
+            if e.errno not in _LACKING:
+                raise
+        else:
+            return GidSlot(port_num, index, bytes(entry.gid.raw), GidType(entry.gid_type))
+        slot = GidSlot(port_num, index, verbs.ibv_query_gid(self.pointer, port_num, index), GidType.IB)
+        if not any(slot.raw):
+            return slot
+        ethernet = verbs.ibv_query_port(self.pointer, port_num).link_layer == LinkLayer.ETHERNET
+        words = self._attribute(slot, "types")
+        roce = GidType.ROCE_V2 if words == "RoCE v2" else GidType.ROCE_V1
+        return slot._replace(gid_type=roce if ethernet else GidType.IB)
+
+    def _attribute(self, slot: GidSlot, kind: str) -> str:
+        """A GID's netdev or type from sysfs; the netdev's index would mean another one in another namespace."""
+        try:
+            path = f"ports/{slot.port_num}/gid_attrs/{kind}/{slot.gid_index}"
+            return (_SYSFS / self.name / path).read_text().strip()
         except OSError:
             return ""
 

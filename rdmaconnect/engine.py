@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .abi import AccessFlags, QpState, QpType, SendFlags, WcFlags, WcStatus, WrOpcode
+from .abi import AccessFlags, QpState, QpType, WcFlags, WcStatus, WrOpcode
+from .address import UdAddress
 from .completion import CQ, CompChannel
 from .device import Context
 from .endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion, Sizes
 from .errors import CompletionError, StateError
 from .memory import MR, PD
 from .path import ACCESS, Path
-from .queuepair import AddressHandle, QueuePair, RecvRequest, SendRequest
+from .queuepair import QueuePair
+from .request import RecvRequest, SendRequest
 
 __all__ = ["Engine", "Lane", "Ring", "Sent", "Source"]
 
@@ -192,9 +194,7 @@ class Lane:
         sent: Sent,
         place: tuple[int, int, int],
         remote: RemoteRegion | None = None,
-        ah: AddressHandle | None = None,
-        peer: Endpoint | None = None,
-        flags: SendFlags = SendFlags.SIGNALED,
+        to: UdAddress | None = None,
     ) -> bool:
         """Post one send work request.
 
@@ -202,7 +202,7 @@ class Lane:
             sent: what becomes of it.
             place: address, length in bytes and lkey of the local memory.
             remote: for RDMA, the memory of the peer.
-            ah, peer: for UD, where it goes.
+            to: for UD, where it goes.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -215,9 +215,7 @@ class Lane:
                 return False
             self._next_id += 1
             sent.wr_id = self._next_id
-            self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote, flags=flags)
-            if ah is not None and peer is not None:
-                self._request.toward(ah, peer.qp_num, peer.qkey)
+            self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote, to=to)
             self.qp.post_send(self._request)
             self.sent[sent.wr_id] = sent
             return True

@@ -6,7 +6,8 @@
     ├── LibraryError          libibverbs missing, too old, or without a symbol or op      (also OSError)
     ├── DeviceError           no device, no ACTIVE port, no usable GID; lists what was seen
     ├── VerbsError            a verb failed: .verb .errno .doing                          (also OSError)
-    │   └── ModifyError       + .qp_num .frm .to .mask .missing .not_allowed .path
+    │   ├── ModifyError       + .qp_num .frm .to .mask .missing .not_allowed .path
+    │   └── PostError         some of a list of work requests were not posted: .posted .wr_id
     ├── CompletionError       a work completion failed: .status .vendor_err .wr_id .qp_num .opcode
     ├── StateError            closed, consumed, or a transition that is not in the table
     ├── PeerMismatch          both ends are sound but cannot be joined: .differences
@@ -42,6 +43,7 @@ __all__ = [
     "PeerClosed",
     "PeerMismatch",
     "PeerRejected",
+    "PostError",
     "ProtocolError",
     "RdmaConnectError",
     "RemoteProtocolError",
@@ -75,10 +77,56 @@ HINTS: dict[tuple[str, str], str] = {
     ): "The device has no room for another queue pair, or the locked-memory limit is too low.",
     ("ibv_create_qp", "EOPNOTSUPP"): "The device does not have this qp_type.",
     ("ibv_create_cq", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
+    ("ibv_create_cq_ex", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
+    ("ibv_create_cq_ex", "EOPNOTSUPP"): (
+        "The provider lacks one of the flags asked for, or extended completion queues at all "
+        "(efa, hns, ionic, irdma, mlx4, mlx5 and rxe have them)."
+    ),
+    ("ibv_resize_cq", "EINVAL"): "cqe must be from 1 to max_cqe, and not below the completions that wait in the queue.",
+    ("ibv_resize_cq", "EOPNOTSUPP"): "Those of bnxt_re, irdma, mlx4, mlx5 and rxe do.",
+    ("ibv_modify_cq", "EOPNOTSUPP"): "Those of hns, mlx4 and mlx5 do.",
+    ("ibv_query_rt_values_ex", "EOPNOTSUPP"): "Those of mlx4 and mlx5 do.",
+    ("ibv_wc_read_completion_ts", "EOPNOTSUPP"): "Those of ionic, irdma, mlx4 and mlx5 do.",
     ("ibv_create_comp_channel", "EMFILE"): "Raise the open-file limit (ulimit -n): a context takes 2, a channel 1.",
     ("ibv_post_send", "ENOMEM"): "The send queue is full: wait for completions, or ask for a larger max_send_wr.",
     ("ibv_post_recv", "ENOMEM"): "The receive queue is full: ask for a larger max_recv_wr.",
-    ("ibv_post_send", "EINVAL"): "The queue pair must be in RTS, and no message longer than the port's max_msg_sz.",
+    ("ibv_post_send", "EINVAL"): (
+        "The queue pair must be in RTS, have this operation and so many pieces (max_send_sge), "
+        "and no message may be longer than the port's max_msg_sz."
+    ),
+    ("ibv_post_srq_recv", "ENOMEM"): "The shared receive queue is full: ask for a larger max_wr.",
+    ("ibv_post_srq_recv", "EINVAL"): "A receive has more pieces than the queue's max_sge.",
+    ("ibv_wr_complete", "ENOSPC"): "The send queue has no room for all of the batch: wait for completions.",
+    ("ibv_wr_complete", "ENOMEM"): "The send queue has no room for all of the batch: wait for completions.",
+    ("ibv_wr_complete", "EINVAL"): "The queue pair must be in RTS, and have this operation and so many pieces.",
+    ("ibv_create_qp_ex", "EINVAL"): "A capability is above the device's limit: compare with query_device().",
+    ("ibv_create_qp_ex", "EOPNOTSUPP"): (
+        "The device does not have this qp_type, or not all of the create_flags, send_ops_flags and other "
+        "extended attributes: ask for less."
+    ),
+    ("ibv_create_srq", "EINVAL"): "max_wr or max_sge is 0 or above the device's limit: compare with query_device().",
+    ("ibv_create_srq_ex", "EOPNOTSUPP"): "The device does not have this srq_type.",
+    ("ibv_modify_srq", "EINVAL"): "srq_limit must be below max_wr, and max_wr not below what is posted.",
+    ("ibv_create_ah", "EINVAL"): "On Ethernet is_global must be 1, and dgid of the sgid_index entry's address family.",
+    ("ibv_bind_mw", "EINVAL"): "Only a type 1 window is bound so; the region needs MW_BIND, no window ZERO_BASED.",
+    ("ibv_bind_mw", "EPERM"): "Window and region are of different protection domains.",
+    ("ibv_dereg_mr", "EINVAL"): "A memory window may be bound to it: close that first.",
+    # which of rdma-core 65's providers fill the slot (grep -l '\.open_xrcd =' providers/*/*.c)
+    ("ibv_advise_mr", "EOPNOTSUPP"): "mlx5 has it, rxe since rdma-core 59.",
+    ("ibv_alloc_mw", "EOPNOTSUPP"): "mlx4, mlx5, irdma, ionic and rxe have memory windows.",
+    ("ibv_attach_mcast", "EOPNOTSUPP"): "mlx4, mlx5, irdma, cxgb4 and rxe have multicast.",
+    ("ibv_create_srq", "EOPNOTSUPP"): "Most devices have it, EFA has not.",
+    ("ibv_get_srq_num", "EOPNOTSUPP"): "Only XRC queues have a number, and only mlx4, mlx5, hns and qedr have XRC.",
+    ("ibv_modify_qp_rate_limit", "EOPNOTSUPP"): "mlx5 and bnxt_re have packet pacing.",
+    ("ibv_open_qp", "EOPNOTSUPP"): "It is for XRC_RECV, which mlx4, mlx5 and hns have.",
+    ("ibv_open_xrcd", "EOPNOTSUPP"): "mlx4, mlx5, hns and qedr have XRC.",
+    ("ibv_query_ece", "EOPNOTSUPP"): "Only mlx5 has it.",
+    ("ibv_set_ece", "EOPNOTSUPP"): "Only mlx5 has it, and it needs a vendor_id.",
+    ("ibv_reg_dmabuf_mr", "EOPNOTSUPP"): "mlx5, irdma, bnxt_re, efa, ionic and mana can register dma-bufs.",
+    ("ibv_rereg_mr", "EOPNOTSUPP"): "mlx4, mlx5, irdma and hns have it: close the region and register anew.",
+    ("ibv_wr_flush", "EOPNOTSUPP"): "rxe has it since rdma-core 45.",
+    ("ibv_wr_send_tso", "EOPNOTSUPP"): "mlx5 has it, for UD and RAW_PACKET.",
+    ("ibv_wr_set_xrc_srqn", "EOPNOTSUPP"): "mlx5 has it, for XRC_SEND.",
     ("ibv_post_recv", "EINVAL"): "The queue pair must have left RESET.",
     ("ibv_modify_qp RTR", "ETIMEDOUT"): (
         "The route to {remote_gid} did not resolve from gid_index {gid_index} ({local_gid}): "
@@ -233,6 +281,28 @@ class ModifyError(VerbsError):
         super().__init__("ibv_modify_qp", errno, doing, hint)
         self.qp_num, self.frm, self.to = qp_num, frm, to
         self.mask, self.missing, self.not_allowed, self.path = mask, missing, not_allowed, path
+
+
+class PostError(VerbsError):
+    """Posting a list of work requests failed in the middle of it.
+
+    Attributes:
+        posted: how many were posted, those before the first bad one; None if the provider does not tell.
+        wr_id: the first bad one's id, or None.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        errno: int,
+        doing: str = "",
+        *,
+        posted: int | None = None,
+        wr_id: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(verb, errno, doing, hint)
+        self.posted, self.wr_id = posted, wr_id
 
 
 class CompletionError(RdmaConnectError):

@@ -49,6 +49,13 @@ class Owned:
         for parent in parents:
             parent._children[id(self)] = weakref.ref(self)
 
+    def _adopt_by(self, parent: Owned, instead_of: Owned | None = None) -> None:
+        """Take one more parent, or another one, after it was made."""
+        if instead_of is not None:
+            instead_of._children.pop(id(self), None)
+        self._parents = (*(p for p in self._parents if p is not instead_of and p is not parent), parent)
+        parent._children[id(self)] = weakref.ref(self)
+
     def _release(self, pointer: Any) -> None:
         """Free ``pointer``; each kind says how."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from .abi import QpType
+from .address import AddressHandle
 from .connect import M, Terms, abandon, make_paths, make_terms, parse_qp_type, raise_lanes, reject_of
 from .connection import AsyncConnection, Connection
 from .deadline import Deadline
@@ -34,7 +35,6 @@ from .oob import Line, Service, tcp_url
 from .path import Path, agree, narrow
 from .prepare import Prepared
 from .probe import Prober
-from .queuepair import AddressHandle
 from .talk import Wire
 from .wire import MAX_FRAME, MAX_PORTS, decode, encode
 
@@ -269,20 +269,25 @@ class Reception(Generic[M]):
         before = half.handshake.state
         state = half.listen()
         if state is State.HEARD:
-            prev = half.hello.prev
-            if prev in self._live and prev not in self._awaited:
-                self._live[prev]._wire.left = "the peer connects anew: call reconnect()."
+            held = self._held(half)
+            if held is not None and half.hello.prev not in self._awaited:
+                held._wire.left = "the peer connects anew: call reconnect()."
                 half.deadline.check("accept: wait for reconnect()", "The connection that it replaces is still held.")
                 return False
             yield from self._answer(half)
         elif state is State.JOINED:
             if before is not State.JOINED:
-                half.join(self._live.get(half.hello.prev or b"") if half.hello.prev in self._awaited else None)
+                half.join(self._held(half))
             if half.proven():
                 self._stand(half)
                 return True
         half.deadline.check("accept: wait for the peer", "It asked, and did not go on.")
         return False
+
+    def _held(self, half: Half) -> Middle | None:
+        """The connection that the peer wants to have anew, if it is held here."""
+        held = None if half.hello.prev is None else self._live.get(half.hello.prev)
+        return None if held is None or held.closed else held
 
     def _stand(self, half: Half) -> None:
         prev = half.hello.prev
@@ -306,7 +311,7 @@ class Reception(Generic[M]):
             raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
         if hello.meet:
             raise StateError("this side listens, it does not meet(): call connect().")
-        again = self._live.get(hello.prev or b"") if hello.prev in self._awaited else None
+        again = self._held(half)
         if again is not None:
             yield Call(partial(half.answer, again._prepared, self._terms, (again._prepared.address,)))
             return

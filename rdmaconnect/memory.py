@@ -1,21 +1,58 @@
-"""Protection domains and registered memory: anything with a buffer, or an address and a length."""
+"""Protection domains, registered memory and windows onto it.
+
+Memory is anything with a buffer, or an address and a length, or a dma-buf.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 from . import verbs
-from .abi import AccessFlags
+from .abi import AccessFlags, AdviseMrAdvice, MwType, ReregMrFlags, ibv_mw_bind_info, ibv_sge
 from .device import Context
 from .endpoint import RemoteRegion
+from .errors import StateError
 from .handle import Owned
 
-__all__ = ["FULL_ACCESS", "MR", "PD"]
+__all__ = ["FULL_ACCESS", "MR", "MW", "PD", "Dmabuf", "Sge"]
 
 #: what a peer may do unless told otherwise
 FULL_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
 _WRITES = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_ATOMIC
+#: the same through a window
+_WINDOW = FULL_ACCESS & ~AccessFlags.LOCAL_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Sge:
+    """One piece of a message's local bytes; :meth:`MR.sge` makes one that is inside of its region.
+
+    Args:
+        addr: first byte's address.
+        length: bytes, below 2**32; a piece of 0 bytes is left out.
+        lkey: the region's local key.
+    """
+
+    addr: int
+    length: int
+    lkey: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dmabuf:
+    """Memory behind a dma-buf descriptor, a GPU's for example.
+
+    Args:
+        fd: the descriptor; it may be closed after registration.
+        length: bytes.
+        offset: bytes into the dma-buf.
+    """
+
+    fd: int
+    length: int
+    offset: int = 0
 
 
 class _PyBuffer(ctypes.Structure):
@@ -92,9 +129,9 @@ class PD(Owned):
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dealloc_pd(pointer)
 
-    def register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+    def register(self, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> MR:
         """Register a buffer; see :class:`MR`."""
-        return MR(self, buffer, access)
+        return MR(self, buffer, access, iova=iova)
 
 
 class MR(Owned):
@@ -103,43 +140,44 @@ class MR(Owned):
     Args:
         pd: its protection domain.
         buffer: anything with a C-contiguous buffer, at least one byte; it is kept alive and may not be
-            resized while registered. Or a pair (address, length in bytes) that the caller keeps alive.
+            resized while registered. Or a pair (address, length in bytes) that the caller keeps alive, or
+            a :class:`Dmabuf`.
         access: what may be done; by default everything remote, or only remote reads for a read-only buffer.
+            With ``ON_DEMAND`` the device faults pages in, and nothing is pinned.
+        iova: the address that work requests and the peer use for the first byte, by default its own; its
+            offset in a page must be the buffer's.
 
     Attributes:
-        addr: first byte's address.
+        addr: the address that work requests and the peer use for the first byte: its own, ``iova``, or 0
+            for ``ZERO_BASED``.
         length: bytes.
         lkey, rkey: the keys for the local and the remote side, 32 bits; never printed.
+        access: as given.
 
     Raises:
         TypeError: not a buffer.
         ValueError: empty, or write access to a read-only buffer.
         VerbsError: ENOMEM where the locked-memory limit is too low, among others.
+        LibraryError: EOPNOTSUPP where the device cannot register dma-bufs.
 
     Source: ibv_reg_mr(3).
     """
 
-    def __init__(self, pd: PD, buffer: Any, access: AccessFlags | None = None) -> None:
-        self._pinned: Pinned | None = None
-        readonly = False
-        if isinstance(buffer, tuple):
-            self.addr, self.length = buffer
+    def __init__(self, pd: PD, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> None:
+        pinned, start, length, access = _memory(buffer, access)
+        if isinstance(buffer, Dmabuf):
+            self.addr = start if iova is None else iova
+            pointer = verbs.ibv_reg_dmabuf_mr(pd.pointer, start, length, self.addr, buffer.fd, int(access))
+        elif iova is None:
+            self.addr = 0 if access & AccessFlags.ZERO_BASED else start
+            pointer = verbs.ibv_reg_mr(pd.pointer, start, length, int(access))
         else:
-            self._pinned = Pinned(buffer)
-            self.addr, self.length, readonly = self._pinned.addr, self._pinned.length, self._pinned.readonly
-        if access is None:
-            access = AccessFlags.REMOTE_READ if readonly else FULL_ACCESS
-        if readonly and access & _WRITES:
-            raise ValueError(
-                f"register a read-only {type(buffer).__name__} for {access & _WRITES}: give a writable one"
-            )
-        if self.length < 1:
-            raise ValueError("register a buffer of 0 bytes: give at least one byte")
-        pointer = verbs.ibv_reg_mr(pd.pointer, self.addr, self.length, int(access))
-        super().__init__(pointer, f"MR of {self.length} bytes", (pd,))
+            self.addr = iova
+            pointer = verbs.ibv_reg_mr_iova(pd.pointer, start, length, iova, int(access))
+        super().__init__(pointer, f"MR of {length} bytes", (pd,))
+        self._pinned, self.length, self.pd, self.access = pinned, length, pd, access
         self.lkey: int = pointer.contents.lkey
         self.rkey: int = pointer.contents.rkey
-        self.access = access
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dereg_mr(pointer)
@@ -156,5 +194,175 @@ class MR(Owned):
         self.pointer  # noqa: B018
         return RemoteRegion(self.addr, self.rkey, self.length)
 
+    def sge(self, offset: int = 0, length: int | None = None) -> Sge:
+        """A part of the region, as the local bytes of a work request.
+
+        Args:
+            offset: bytes from the region's start.
+            length: bytes, by default up to the region's end.
+
+        Raises:
+            ValueError: not inside of the region.
+            StateError: after close.
+        """
+        self.pointer  # noqa: B018
+        return Sge(self.addr + offset, self._part(offset, length), self.lkey)
+
+    def _part(self, offset: int, length: int | None) -> int:
+        """The length of a part, if it is inside of the region."""
+        size = self.length - offset if length is None else length
+        if offset < 0 or size < 0 or offset + size > self.length:
+            raise ValueError(f"{size} bytes at offset {offset}: {self.name} has no more")
+        return size
+
+    def reregister(self, *, buffer: Any = None, access: AccessFlags | None = None, pd: PD | None = None) -> None:
+        """Change what it covers, its access or its protection domain; what is not given stays. The keys may change.
+
+        Args:
+            buffer: the new memory, as in the constructor, but no dma-buf.
+            access: the new access.
+            pd: the new protection domain, of the same device.
+
+        Raises:
+            VerbsError: it says whether the old or the new region is valid, or none.
+            LibraryError: EOPNOTSUPP where the device cannot; the region is as it was.
+
+        Source: ibv_rereg_mr(3).
+        """
+        flags, pinned, start, length = ReregMrFlags(0), None, None, 0
+        if buffer is not None:
+            pinned, start, length, _ = _memory(buffer, access or self.access)
+            flags |= ReregMrFlags.CHANGE_TRANSLATION
+        if access is not None:
+            flags |= ReregMrFlags.CHANGE_ACCESS
+        if pd is not None:
+            if pd.context is not self.pd.context:
+                raise ValueError(f"move {self.name} to {pd.name}: that is of another device than {self.pd.name}")
+            flags |= ReregMrFlags.CHANGE_PD
+        new_pd = None if pd is None else pd.pointer
+        verbs.ibv_rereg_mr(self.pointer, int(flags), new_pd, start, length, int(access or 0))
+        self.lkey, self.rkey = self.pointer.contents.lkey, self.pointer.contents.rkey
+        self.access = self.access if access is None else access
+        if start is not None:
+            if self._pinned is not None:
+                self._pinned.release()
+            self._pinned, self.addr, self.length, self.name = pinned, start, length, f"MR of {length} bytes"
+        if pd is not None:
+            self._adopt_by(pd, instead_of=self.pd)
+            self.pd = pd
+
+    def advise(self, advice: AdviseMrAdvice, flags: int = 0) -> None:
+        """Tell the device that this on-demand memory will be used soon.
+
+        Args:
+            advice: for reading, for writing, or without faulting pages in.
+            flags: ``AdviseMrFlags``; with ``FLUSH`` it returns when it is done.
+
+        Raises:
+            LibraryError: EOPNOTSUPP where the device cannot.
+
+        Source: ibv_advise_mr(3).
+        """
+        self.pointer  # noqa: B018
+        sge = ibv_sge(addr=self.addr, length=self.length, lkey=self.lkey)
+        verbs.ibv_advise_mr(self.pd.pointer, int(advice), int(flags), ctypes.byref(sge), 1)
+
     def __len__(self) -> int:
         return int(self.length)
+
+
+def _memory(buffer: Any, access: AccessFlags | None) -> tuple[Pinned | None, int, int, AccessFlags]:
+    """What is to be registered: the pinned buffer if it is one, address (or offset), length, access."""
+    pinned, readonly = None, False
+    if isinstance(buffer, Dmabuf):
+        start, length = buffer.offset, buffer.length
+    elif isinstance(buffer, tuple):
+        start, length = buffer
+    else:
+        pinned = Pinned(buffer)
+        start, length, readonly = pinned.addr, pinned.length, pinned.readonly
+    if access is None:
+        access = AccessFlags.REMOTE_READ if readonly else FULL_ACCESS
+    if readonly and access & _WRITES:
+        raise ValueError(f"register a read-only {type(buffer).__name__} for {access & _WRITES}: give a writable one")
+    if length < 1:
+        raise ValueError("register a buffer of 0 bytes: give at least one byte")
+    return pinned, start, length, access
+
+
+class MW(Owned):
+    """A memory window: a key of its own for a part of a region, bound and unbound by work requests.
+
+    Args:
+        pd: its protection domain, that of the regions it is bound to.
+        mw_type: ``TYPE_1`` is bound by :meth:`QueuePair.bind_mw`, for every queue pair of the protection
+            domain; ``TYPE_2`` by a ``bind_mw`` work request, for the queue pair that it was posted to.
+
+    Attributes:
+        pd, mw_type: as given.
+
+    Raises:
+        VerbsError: EINVAL for another type, ENOMEM, among others.
+        LibraryError: EOPNOTSUPP where the device has no windows.
+
+    Source: ibv_alloc_mw(3).
+    """
+
+    def __init__(self, pd: PD, mw_type: MwType) -> None:
+        pointer = verbs.ibv_alloc_mw(pd.pointer, int(mw_type))
+        super().__init__(pointer, f"MW {mw_type} of {pd.context.name}", (pd,))
+        self.pd, self.mw_type = pd, mw_type
+        self._region: RemoteRegion | None = None
+        self._mr: MR | None = None
+
+    def _release(self, pointer: Any) -> None:
+        verbs.ibv_dealloc_mw(pointer)
+
+    @property
+    def rkey(self) -> int:
+        """The key, 32 bits; another one after each bind. Set it back when a bind completes with an error."""
+        return int(self.pointer.contents.rkey)
+
+    @rkey.setter
+    def rkey(self, rkey: int) -> None:
+        self.pointer.contents.rkey = rkey
+
+    @property
+    def next_rkey(self) -> int:
+        """The key that the next bind gives: the lowest byte counts up. Source: ``ibv_inc_rkey``."""
+        rkey = self.rkey
+        return rkey & ~0xFF | (rkey + 1) & 0xFF
+
+    @property
+    def region(self) -> RemoteRegion:
+        """What a peer needs to reach the memory through the window, once the last bind has completed.
+
+        Raises:
+            StateError: it is not bound, or closed.
+        """
+        rkey = self.rkey
+        if self._region is None:
+            raise StateError(f"use {self.name}: it is not bound to memory.")
+        return RemoteRegion(self._region.addr, rkey, self._region.length)
+
+    def bind_info(self, mr: MR, offset: int, length: int | None, access: AccessFlags | None) -> ibv_mw_bind_info:
+        """The C description of a bind, checked; for the queue pairs.
+
+        Raises:
+            ValueError: outside of the region, a region without ``MW_BIND`` or of another protection domain.
+        """
+        size = mr._part(offset, length)
+        if mr.pd is not self.pd:
+            raise ValueError(f"bind {self.name} to {mr.name}: that is of another protection domain")
+        if not mr.access & AccessFlags.MW_BIND:
+            raise ValueError(f"bind {self.name} to {mr.name}: that was registered for {mr.access} without MW_BIND")
+        chosen = _WINDOW if access is None else access
+        return ibv_mw_bind_info(mr=mr.pointer, addr=mr.addr + offset, length=size, mw_access_flags=int(chosen))
+
+    def _bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> None:
+        """A bind was posted: from now on the region may not go before the window, the former one may."""
+        self.rkey = rkey
+        based = 0 if info.mw_access_flags & AccessFlags.ZERO_BASED else info.addr
+        self._region = RemoteRegion(based, rkey, info.length) if info.length else None
+        self._adopt_by(mr, instead_of=self._mr)
+        self._mr = mr

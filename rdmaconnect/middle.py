@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
+from .address import AddressHandle, UdAddress
 from .deadline import Deadline
 from .driver import Story, Wait
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
@@ -15,7 +16,6 @@ from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
 from .memory import MR
 from .path import Path
 from .prepare import Prepared
-from .queuepair import AddressHandle
 from .talk import Wire
 
 __all__ = ["Joint", "Middle"]
@@ -70,10 +70,12 @@ class Middle:
         self.local, self.peer, self.path, self.ah = self._lane.endpoint, joint.peer, joint.path, joint.ah
         self.remote, self.private_data = dict(joint.remote), joint.private_data
         self._source: Source = None
+        self._to: UdAddress | None = None
         if self.ah is not None:
             gid = self.path.remote_gid
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
             self._lane.open(self._source)
+            self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
         most = self.peer.recv_size
         self._max_send = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
         self._stage: memoryview | None = None
@@ -240,7 +242,7 @@ class Middle:
         """Post one work request and wait for its completion."""
         sent = Sent(opcode, doing, release)
         try:
-            yield from self._wait(lambda: self._lane.post(sent, place, target, self.ah, self.peer), deadline, doing)
+            yield from self._wait(lambda: self._lane.post(sent, place, target, self._to), deadline, doing)
         except BaseException:
             if not sent.wr_id:
                 release()

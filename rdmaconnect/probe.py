@@ -123,7 +123,7 @@ class Prober:
             index, addr, size = work
             c = self._connections[index]
             sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if c._lane.post(sent, (addr, size, self._mr.lkey), None, c.ah, c.peer):
+            if c._lane.post(sent, (addr, size, self._mr.lkey), None, c._to):
                 self._sent.append(sent)
                 self._sent_at = time.monotonic()
             else:

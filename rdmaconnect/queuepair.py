@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from collections.abc import Mapping
-from ctypes import POINTER, byref, pointer
+from ctypes import POINTER, byref, cast
 from typing import Any
 
 from . import transitions, verbs
 from .abi import (
+    AccessFlags,
+    MwType,
     QpAttrMask,
+    QpDataInOrderCaps,
+    QpDataInOrderFlags,
     QpState,
     QpType,
     SendFlags,
     WrOpcode,
-    ibv_ah_attr,
+    ibv_cq,
+    ibv_ece,
+    ibv_gid,
+    ibv_mw_bind,
     ibv_qp_attr,
-    ibv_qp_init_attr,
+    ibv_qp_rate_limit_attr,
     ibv_recv_wr,
     ibv_send_wr,
-    ibv_sge,
 )
+from .abi import ibv_qp_init_attr as init_attr
+from .address import RemoteSrq, UdAddress, ah_struct
+from .attributes import Ece, QpAttr, QpInitAttr
 from .completion import CQ
-from .endpoint import RemoteRegion
-from .errors import ModifyError, VerbsError, hint_for
+from .endpoint import Gid
+from .errors import ModifyError, StateError, VerbsError, hint_for
 from .handle import Owned
-from .memory import PD
+from .memory import MR, MW, PD
 from .path import AhAttr
+from .request import RecvRequest, SendRequest, post, post_error
+from .srq import SRQ
+from .work import check_fits
 
 __all__ = ["QueuePair", "RecvRequest", "SendRequest"]
+
+#: all bits that a device can be asked about; none gives the rate limit back
+_QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
 
 
 class QueuePair(Owned):
@@ -41,18 +58,23 @@ class QueuePair(Owned):
         max_send_sge, max_recv_sge: scatter/gather entries wanted in each.
         max_inline_data: bytes wanted to be sendable inline.
         sq_sig_all: whether every send gives a completion.
+        srq: where it receives from, instead of a queue of its own; then ``max_recv_*`` do not count.
 
     Attributes:
         qp_num: its number, 24 bits.
-        qp_type: as given.
-        state: the state that it was last moved to here; the device may have moved it to ERR since.
+        qp_type, pd, srq: as given.
+        state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
         cap: what the device gave, at least what was asked for (``struct ibv_qp_cap``).
+        max_tso_header: bytes of header that a TSO send may have.
 
     Raises:
+        ValueError: an object of another device.
         VerbsError: EINVAL above the device's limits, EOPNOTSUPP for a type it lacks, among others.
 
     Source: ibv_create_qp(3).
     """
+
+    max_tso_header = 0
 
     def __init__(
         self,
@@ -67,18 +89,36 @@ class QueuePair(Owned):
         max_recv_sge: int = 1,
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
+        srq: SRQ | None = None,
     ) -> None:
-        init = ibv_qp_init_attr(
-            send_cq=send_cq.pointer, recv_cq=recv_cq.pointer, qp_type=qp_type, sq_sig_all=int(sq_sig_all)
-        )
+        parents = self._parents_of(pd, send_cq, recv_cq, srq)
+        init = init_attr(qp_type=qp_type, sq_sig_all=int(sq_sig_all))
         init.cap.max_send_wr, init.cap.max_recv_wr = max_send_wr, max_recv_wr
         init.cap.max_send_sge, init.cap.max_recv_sge = max_send_sge, max_recv_sge
         init.cap.max_inline_data = max_inline_data
-        handle = verbs.ibv_create_qp(pd.pointer, init)
+        _queues(init, send_cq, recv_cq, srq)
+        self._own(verbs.ibv_create_qp(pd.pointer, init), init, parents, qp_type, srq)
+
+    @staticmethod
+    def _parents_of(*things: Any) -> tuple[Any, ...]:
+        """What a queue pair stands on, all of one device."""
+        parents = tuple(thing for thing in things if thing is not None)
+        for thing in parents:
+            if thing.context is not parents[0].context:
+                raise ValueError(f"make a queue pair in {parents[0].name}: {thing.name} is of another device")
+        return parents
+
+    def _own(self, handle: Any, init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None) -> None:
         self.qp_num: int = handle.contents.qp_num
-        super().__init__(handle, f"{qp_type} QP {self.qp_num:#08x} of {pd.context.name}", (pd, send_cq, recv_cq))
-        self.qp_type, self.state, self.cap = qp_type, QpState.RESET, init.cap
+        self.context = parents[0].context
+        super().__init__(handle, f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}", parents)
+        self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
+        self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
         self._init = init
+        self._port_num = 0
+        self._groups: list[tuple[Gid, int]] = []
+        #: what each send must name: providers read it, and some would crash without it
+        self.target: Any = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}.get(qp_type)
         context = handle.contents.context
         self._post_send = verbs.op("ibv_post_send", context)
         self._post_recv = verbs.op("ibv_post_recv", context)
@@ -86,7 +126,11 @@ class QueuePair(Owned):
         self._bad_recv = POINTER(ibv_recv_wr)()
 
     def _release(self, handle: Any) -> None:
+        while self._groups:
+            self.detach_mcast(*self._groups[-1])
         verbs.ibv_destroy_qp(handle)
+
+    # ---- states and attributes
 
     def move(self, to: QpState, path: object = None, optional: QpAttrMask = transitions.NONE) -> None:
         """Take the next step of the state machine.
@@ -106,21 +150,60 @@ class QueuePair(Owned):
 
         Source: ibv_modify_qp(3).
         """
-        self.pointer  # noqa: B018  closed? say so first
         attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
+        self._check_pkeys(attr)
         self._modify(attr, mask, to, path)
+
+    def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
+        """Change attributes given one by one, with or without a change of state.
+
+        Everything that the table or a value's range forbids is refused here, before the device is asked.
+
+        Args:
+            attr: field of ``ibv_qp_attr`` -> value; ``ah_attr`` and ``alt_ah_attr`` are ``AhAttr``. With
+                ``cur_qp_state`` the table is asked about that state: the device may have moved it.
+            mask: the bits that are meant, by default those of the fields that are given.
+
+        Raises:
+            ModifyError: EINVAL with ``missing`` and ``not_allowed`` bits, or the device refused.
+            StateError: no such transition.
+            ValueError: a name that is no attribute, a bit without its field, a value outside of its range.
+
+        Source: ibv_modify_qp(3).
+        """
+        change = transitions.change(self.qp_type, self.state, attr, mask)
+        if change.wrong:
+            raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
+        self._check_pkeys(attr)
+        given = transitions.FIELDS.items()
+        meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
+        self._modify(meant, change.mask, change.to, None)
+
+    def _check_pkeys(self, attr: Mapping[str, Any]) -> None:
+        """Drivers take a P_Key index outside of the port's table, and no packet arrives."""
+        for index, port in (("pkey_index", "port_num"), ("alt_pkey_index", "alt_port_num")):
+            wanted, port_num = attr.get(index, 0), attr.get(port, self._port_num)
+            if wanted and port_num:
+                size = verbs.ibv_query_port(self.context.pointer, port_num).pkey_tbl_len
+                if wanted >= size:
+                    raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
 
     def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
         struct = ibv_qp_attr()
         for name, value in attr.items():
-            setattr(struct, name, _ah_attr(value) if isinstance(value, AhAttr) else value)
+            setattr(struct, name, ah_struct(value) if isinstance(value, AhAttr) else value)
         number = verbs.ibv_modify_qp(self.pointer, struct, int(mask))
         if number:
             raise self._refused(number, mask, to, path)
         self.state = to
+        if mask & QpAttrMask.PORT:
+            self._port_num = struct.port_num
 
-    def _refused(self, number: int, mask: QpAttrMask, to: QpState, path: object) -> ModifyError:
-        wrong = transitions.diagnose(self.qp_type, self.state, to, mask)
+    def _refused(
+        self, number: int, mask: QpAttrMask, to: QpState, path: object, change: transitions.Change | None = None
+    ) -> ModifyError:
+        frm = self.state if change is None else change.frm
+        wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
         local, remote = getattr(path, "local_gid", None), getattr(path, "remote_gid", None)
         fields = {}
         if local is not None and remote is not None:
@@ -129,13 +212,15 @@ class QueuePair(Owned):
         hint = hint_for(f"ibv_modify_qp {to}", number, **fields)
         if wrong:
             hint = f"The table says: {wrong}. {hint}".rstrip()
+        elif self._found_in() != frm:
+            hint = f"The device has it in {self.state} by now."
         port = getattr(path, "port_num", None)
         where = f" port {port}" if port is not None else ""
         return ModifyError(
             number,
-            f"move {self.name}{where} {self.state}->{to}",
+            f"move {self.name}{where} {frm}->{to}",
             qp_num=self.qp_num,
-            frm=self.state,
+            frm=frm,
             to=to,
             mask=mask,
             missing=wrong.missing,
@@ -144,7 +229,13 @@ class QueuePair(Owned):
             hint=hint,
         )
 
-    def query(self, attr_mask: QpAttrMask | None = None) -> ibv_qp_attr:
+    def _found_in(self) -> QpState:
+        """Ask the device for the state, which it may have changed by itself."""
+        with contextlib.suppress(VerbsError):
+            self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
+        return self.state
+
+    def query(self, attr_mask: QpAttrMask | None = None) -> QpAttr:
         """The attributes as the device has them now.
 
         Args:
@@ -152,99 +243,170 @@ class QueuePair(Owned):
 
         Source: ibv_query_qp(3).
         """
-        every = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT  # no device gives the rate limit back
-        attr, _ = verbs.ibv_query_qp(self.pointer, every if attr_mask is None else int(attr_mask))
-        return attr
+        return QpAttr.of(verbs.ibv_query_qp(self.pointer, int(_QUERY if attr_mask is None else attr_mask))[0])
 
-    def post_send(self, request: SendRequest) -> None:
-        """Post a send work request, and those that it is linked to.
+    def query_init(self) -> QpInitAttr:
+        """What it was made with, as the device has it. Source: ibv_query_qp(3)."""
+        return QpInitAttr.of(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.CAP))[1])
+
+    # ---- work
+
+    def post_send(self, request: SendRequest, *more: SendRequest) -> None:
+        """Post a send work request, or several as one list.
 
         Raises:
-            VerbsError: ENOMEM when the queue is full, EINVAL in a wrong state.
+            PostError: ENOMEM when the queue is full, among others; those before the first bad one were posted.
+            StateError: the queue pair cannot send in its state, or an object that a request names is closed.
+            ValueError: a request does not fit this queue pair, or comes twice.
 
         Source: ibv_post_send(3).
         """
-        number = self._post_send(self.pointer, request.wr, byref(self._bad_send))
+        pointer = self.pointer
+        if self.state < QpState.RTS:
+            raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+        if more or request.work is not None or self.target is not None:
+            self._post_checked(pointer, (request, *more))
+            return
+        number = self._post_send(pointer, request.wr, byref(self._bad_send))
         if number:
-            raise VerbsError("ibv_post_send", abs(number), f"post to {self.name} in {self.state}")
+            raise post_error(abs(number), (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
 
-    def post_recv(self, request: RecvRequest) -> None:
-        """Post a receive work request, and those that it is linked to.
+    def _post_checked(self, pointer: Any, requests: tuple[SendRequest, ...]) -> None:
+        for request in requests:
+            check_fits(request.work, self)
+        post(self._post_send, pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
+        for request in requests:
+            if request.work is not None and request.work.bind is not None:
+                mw, mr = request.work.bind
+                _, rkey, info = request.work.args
+                mw._bound(mr, info, rkey)
+
+    def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
+        """Post a receive work request, or several as one list.
 
         Raises:
-            VerbsError: ENOMEM when the queue is full, EINVAL in RESET.
+            PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
+            StateError: the queue pair is in RESET, or receives from a shared queue.
+            ValueError: a request comes twice.
 
         Source: ibv_post_recv(3).
         """
-        number = self._post_recv(self.pointer, request.wr, byref(self._bad_recv))
+        pointer = self.pointer
+        if self.state == QpState.RESET or self.srq is not None:
+            why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
+            raise StateError(f"post a receive to {self.name}: {why}.")
+        if more:
+            post(self._post_recv, pointer, (request, *more), "ibv_post_recv", f"to {self.name} in {self.state}")
+            return
+        number = self._post_recv(pointer, request.wr, byref(self._bad_recv))
         if number:
-            raise VerbsError("ibv_post_recv", abs(number), f"post to {self.name} in {self.state}")
+            raise post_error(abs(number), (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
 
-
-def _ah_attr(value: AhAttr) -> ibv_ah_attr:
-    attr = ibv_ah_attr(
-        dlid=value.dlid, sl=value.sl, src_path_bits=value.src_path_bits, static_rate=value.static_rate,
-        is_global=value.is_global, port_num=value.port_num,
-    )  # fmt: skip
-    attr.grh.dgid.raw[:] = value.dgid
-    attr.grh.flow_label, attr.grh.sgid_index = value.flow_label, value.sgid_index
-    attr.grh.hop_limit, attr.grh.traffic_class = value.hop_limit, value.traffic_class
-    return attr
-
-
-class SendRequest:
-    """A send work request with one scatter/gather entry, built once and posted many times.
-
-    Attributes:
-        wr: ``struct ibv_send_wr *`` as ctypes gives it.
-    """
-
-    def __init__(self) -> None:
-        self._sge = ibv_sge()
-        self._wr = ibv_send_wr(sg_list=pointer(self._sge), num_sge=1)
-        self.wr = pointer(self._wr)
-
-    def fill(
+    def bind_mw(
         self,
         wr_id: int,
-        opcode: WrOpcode,
-        addr: int,
-        length: int,
-        lkey: int,
+        mw: MW,
+        mr: MR,
         *,
-        remote: RemoteRegion | None = None,
-        flags: SendFlags = SendFlags.SIGNALED,
-    ) -> SendRequest:
-        """Set everything for the next post.
+        offset: int = 0,
+        length: int | None = None,
+        access: AccessFlags | None = None,
+        flags: int = SendFlags.SIGNALED,
+    ) -> None:
+        """Post the binding of a type 1 window to a part of a region; ``mw.region`` holds once it has completed.
 
         Args:
             wr_id: 64 bits, handed back in the completion.
-            opcode: what to do.
-            addr, length, lkey: the local bytes; a length of 0 sends an empty message.
-            remote: the remote ones, for RDMA.
+            mw: the window.
+            mr: a region with ``MW_BIND`` access, of the same protection domain.
+            offset, length: the part, in bytes; by default all. A length of 0 unbinds.
+            access: what the peer may do, by default everything remote.
             flags: ``SendFlags``.
+
+        Raises:
+            ValueError: a window of type 2, a part outside of the region, ...
+            StateError: the queue pair cannot send in its state.
+            VerbsError: ENOMEM when the queue is full, among others.
+
+        Source: ibv_bind_mw(3).
         """
-        wr, sge = self._wr, self._sge
-        wr.wr_id, wr.opcode, wr.send_flags = wr_id, int(opcode), int(flags)
-        sge.addr, sge.length, sge.lkey = addr, length, lkey
-        wr.num_sge = 1 if length else 0  # some devices read a length of 0 as 2 GiB
-        if remote is not None:
-            wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = remote.addr, remote.rkey
-        return self
+        if mw.mw_type != MwType.TYPE_1:
+            raise ValueError(f"bind {mw.name}: a bind_mw() work request binds type 2, this one type 1")
+        info = mw.bind_info(mr, offset, length, access)
+        if mw.pd is not self.pd:
+            raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
+        if self.state < QpState.RTS:
+            raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+        verbs.ibv_bind_mw(self.pointer, mw.pointer, ibv_mw_bind(wr_id=wr_id, send_flags=int(flags), bind_info=info))
+        mw._bound(mr, info, mw.rkey)
+
+    # ---- multicast, and what only some devices have
+
+    def attach_mcast(self, gid: Gid, lid: int = 0) -> None:
+        """Receive what is sent to a multicast group, until :meth:`detach_mcast` or the end of the queue pair.
+
+        Args:
+            gid: the group, a multicast GID (ff00::/8, or ::ffff:224.0.0.0/100 for IPv4).
+            lid: its LID on InfiniBand, 0 on Ethernet.
+
+        Raises:
+            VerbsError: EINVAL for a queue pair other than UD, or what is no multicast GID.
+
+        Source: ibv_attach_mcast(3).
+        """
+        verbs.ibv_attach_mcast(self.pointer, _gid(gid), lid)
+        self._groups.append((gid, lid))
+
+    def detach_mcast(self, gid: Gid, lid: int = 0) -> None:
+        """Leave a multicast group. Source: ibv_attach_mcast(3)."""
+        verbs.ibv_detach_mcast(self.pointer, _gid(gid), lid)
+        if (gid, lid) in self._groups:
+            self._groups.remove((gid, lid))
+
+    def query_ece(self) -> Ece:
+        """The vendor's connection options that it would like; LibraryError where there are none.
+
+        Source: ibv_query_ece(3).
+        """
+        ece = verbs.ibv_query_ece(self.pointer)
+        return Ece(ece.vendor_id, ece.options)
+
+    def set_ece(self, ece: Ece) -> None:
+        """Set the vendor's connection options that both ends agreed on, before RTR. Source: ibv_set_ece(3)."""
+        verbs.ibv_set_ece(self.pointer, ibv_ece(vendor_id=ece.vendor_id, options=ece.options))
+
+    def data_in_order(self, opcode: WrOpcode, flags: QpDataInOrderFlags | None = None) -> QpDataInOrderCaps:
+        """How far the bytes of a message reach memory in order; without ``RETURN_CAPS`` all or nothing.
+
+        Source: ibv_query_qp_data_in_order(3).
+        """
+        return QpDataInOrderCaps(verbs.ibv_query_qp_data_in_order(self.pointer, int(opcode), int(flags or 0)))
+
+    def limit_rate(self, rate_limit: int, max_burst_sz: int = 0, typical_pkt_sz: int = 0) -> None:
+        """Pace what it sends.
+
+        Args:
+            rate_limit: kbit/s, 0 for no limit.
+            max_burst_sz: the largest burst, bytes.
+            typical_pkt_sz: what a packet usually has, bytes.
+
+        Source: ibv_modify_qp_rate_limit(3).
+        """
+        attr = ibv_qp_rate_limit_attr(rate_limit, max_burst_sz, typical_pkt_sz)
+        verbs.ibv_modify_qp_rate_limit(self.pointer, attr)
 
 
-class RecvRequest:
-    """A receive work request with one scatter/gather entry, built once and posted many times.
+def _queues(init: Any, send_cq: CQ | None, recv_cq: CQ | None, srq: SRQ | None) -> None:
+    """Where completions go and receives come from; an extended CQ begins as a plain one."""
+    if send_cq is not None:
+        init.send_cq = cast(send_cq.pointer, POINTER(ibv_cq))
+    if recv_cq is not None:
+        init.recv_cq = cast(recv_cq.pointer, POINTER(ibv_cq))
+    if srq is not None:
+        init.srq = srq.pointer
 
-    Args:
-        wr_id: 64 bits, handed back in the completion.
-        addr, length, lkey: the local bytes.
 
-    Attributes:
-        wr: ``struct ibv_recv_wr *`` as ctypes gives it.
-    """
-
-    def __init__(self, wr_id: int, addr: int, length: int, lkey: int) -> None:
-        self._sge = ibv_sge(addr=addr, length=length, lkey=lkey)
-        self._wr = ibv_recv_wr(wr_id=wr_id, sg_list=pointer(self._sge), num_sge=1)
-        self.wr = pointer(self._wr)
+def _gid(gid: Gid) -> ibv_gid:
+    struct = ibv_gid()
+    struct.raw[:] = gid.raw
+    return struct

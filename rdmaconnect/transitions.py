@@ -8,13 +8,27 @@ those of ibv_modify_qp(3); the optional ones those of the kernel's ``qp_state_ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .abi import QpAttrMask, QpState, QpType
 from .errors import StateError
 
-__all__ = ["FIELDS", "RANGES", "TABLE", "Diagnosis", "Row", "check_ranges", "diagnose", "step"]
+__all__ = [
+    "AH_RANGES",
+    "FIELDS",
+    "RANGES",
+    "TABLE",
+    "Change",
+    "Diagnosis",
+    "Row",
+    "change",
+    "check_ranges",
+    "diagnose",
+    "mask_of",
+    "step",
+]
 
 M = QpAttrMask
 NONE = M(0)
@@ -69,7 +83,28 @@ RANGES: dict[str, tuple[int, int, str]] = {
     "port_num": (1, 254, "ports count from 1"),
     "alt_port_num": (1, 254, "ports count from 1"),
     "rate_limit": (0, 0xFFFFFFFF, "kbps, 32 bits"),
+    "qp_access_flags": (0, 0xFFFFFFFF, "AccessFlags, 32 bits"),
+    "path_mig_state": (0, 2, "an ibv_mig_state: MIGRATED, REARM or ARMED"),
+    "en_sqd_async_notify": (0, 1, "0 or 1"),
 }
+
+#: the same for the fields of ``ah_attr`` and ``alt_ah_attr``, named as in :class:`path.AhAttr`
+AH_RANGES: dict[str, tuple[int, int, str]] = {
+    "port_num": (1, 254, "ports count from 1"),
+    "dlid": (0, 0xFFFF, "16 bits"),
+    "sl": (0, 15, "4 bits"),
+    "src_path_bits": (0, 127, "7 bits"),
+    "static_rate": (0, 255, "an ibv_rate code, 8 bits"),
+    "is_global": (0, 1, "0 or 1"),
+    "flow_label": (0, 0xFFFFF, "20 bits"),
+    "sgid_index": (0, 255, "8 bits"),
+    "hop_limit": (0, 255, "8 bits"),
+    "traffic_class": (0, 255, "8 bits"),
+}
+
+
+#: field of ``ibv_qp_attr`` -> the bit that it goes with
+_BIT_OF = {name: bit for bit, names in FIELDS.items() for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +254,85 @@ def check_ranges(values: Mapping[str, object]) -> None:
         ValueError: naming the field, the value seen and the range.
     """
     for name, value in values.items():
-        if name in RANGES and isinstance(value, int):
-            least, greatest, meaning = RANGES[name]
-            if not least <= value <= greatest:
-                raise ValueError(f"{name} is {value}: give {least} to {greatest} ({meaning})")
+        if name in RANGES:
+            _check_range(name, value, RANGES[name])
+        elif name in ("ah_attr", "alt_ah_attr"):
+            for part, span in AH_RANGES.items():
+                _check_range(f"{name}.{part}", getattr(value, part, None), span)
+
+
+def _check_range(name: str, value: object, span: tuple[int, int, str]) -> None:
+    least, greatest, meaning = span
+    if isinstance(value, int) and not least <= value <= greatest:
+        raise ValueError(f"{name} is {value:d}: give {least} to {greatest} ({meaning})")
+
+
+def mask_of(names: Iterable[str]) -> QpAttrMask:
+    """The bits of the mask that fields of ``ibv_qp_attr`` go with.
+
+    Args:
+        names: the fields that are given; the four of ``ALT_PATH`` only together.
+
+    Raises:
+        ValueError: a name that is not a field that can be set, or a bit with only some of its fields.
+    """
+    given, mask = set(names), NONE
+    for name in given:
+        if name not in _BIT_OF:
+            raise ValueError(f"{name!r} is no attribute that can be set: they are {', '.join(_BIT_OF)}")
+        mask |= _BIT_OF[name]
+    _check_fields(given, mask)
+    return mask
+
+
+def _check_fields(given: set[str], mask: QpAttrMask) -> None:
+    lacking = [name for bit, names in FIELDS.items() if bit & mask for name in names if name not in given]
+    if lacking:
+        raise ValueError(f"the mask {mask} needs {', '.join(lacking)} too: without a value it would be 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a call of ``ibv_modify_qp`` with explicit attributes would do.
+
+    Args:
+        frm: the state it starts from: ``cur_qp_state`` if given, else the one that the queue pair is in.
+        to: the state it ends in.
+        mask: the bits.
+        wrong: how the mask differs from the table's row.
+    """
+
+    frm: QpState
+    to: QpState
+    mask: QpAttrMask
+    wrong: Diagnosis
+
+
+def change(qp_type: QpType, state: QpState, attr: Mapping[str, Any], mask: int | None = None) -> Change:
+    """Look at explicit attributes before the kernel is asked.
+
+    Args:
+        qp_type: the queue pair's type.
+        state: the state it is in.
+        attr: field of ``ibv_qp_attr`` -> value.
+        mask: the bits that are meant; by default those of the fields that are given.
+
+    Returns:
+        The change; it can succeed only if ``wrong`` is false.
+
+    Raises:
+        StateError: the table has no such transition or type.
+        ValueError: an unknown field, a bit without its field, or a value outside of its range.
+
+    Source: ibv_modify_qp(3), kernel ``ib_modify_qp_is_ok``.
+    """
+    bits = mask_of(attr) if mask is None else QpAttrMask(mask)
+    _check_fields(set(attr), bits)
+    frm = QpState(attr["cur_qp_state"]) if bits & M.CUR_STATE else state
+    to = QpState(attr["qp_state"]) if bits & M.STATE else frm
+    wrong = diagnose(qp_type, frm, to, bits)
+    check_ranges(attr)
+    return Change(frm, to, bits, wrong)
 
 
 def step(

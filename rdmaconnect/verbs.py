@@ -16,6 +16,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
+import sys
 from collections.abc import Callable
 from ctypes import POINTER, byref, sizeof
 from functools import cache, lru_cache
@@ -23,7 +25,7 @@ from typing import Any
 
 from . import abi
 from .abi import Fails
-from .errors import LibraryError, VerbsError
+from .errors import LibraryError, VerbsError, hint_for
 
 #: the library's file name; RDMACONNECT_LIBIBVERBS names another one
 _SONAME = "libibverbs.so.1"
@@ -81,8 +83,44 @@ def _call(name: str, *args: Any, doing: str = "", hint: str | None = None) -> An
     result = function(*args)
     number = _errno_of(abi.PROTOTYPES[name].fails, result)
     if number:
-        raise VerbsError(name, number, doing, hint)
+        raise _failed(name, number, doing, hint)
     return result
+
+
+#: verbs that a provider has or has not as a whole: there EOPNOTSUPP says that it lacks them
+_OPTIONAL = frozenset(
+    {
+        "ibv_advise_mr",
+        "ibv_alloc_mw",
+        "ibv_attach_mcast",
+        "ibv_create_ah",
+        "ibv_create_srq",
+        "ibv_get_srq_num",
+        "ibv_modify_cq",
+        "ibv_modify_qp_rate_limit",
+        "ibv_open_qp",
+        "ibv_open_xrcd",
+        "ibv_query_ece",
+        "ibv_query_rt_values_ex",
+        "ibv_reg_dmabuf_mr",
+        "ibv_rereg_mr",
+        "ibv_resize_cq",
+        "ibv_set_ece",
+    }
+)
+
+
+def _failed(name: str, number: int, doing: str, hint: str | None = None) -> LibraryError | VerbsError:
+    """The exception for a verb that answered with an errno."""
+    if number == errno.EOPNOTSUPP and name in _OPTIONAL:
+        # libibverbs puts a stub in each empty slot of a provider's table (libibverbs/dummy_ops.c)
+        return LibraryError(f"{doing}: {_absent(name)}", number)
+    return VerbsError(name, number, doing, hint)
+
+
+def _absent(name: str) -> str:
+    hint = hint_for(name, errno.EOPNOTSUPP)
+    return f"{name}: EOPNOTSUPP, the device's provider does not have it. {hint}".rstrip()
 
 
 @cache
@@ -96,7 +134,7 @@ def _entry(name: str, holder: Any, field: str) -> Callable[..., Any]:
     pointer = getattr(holder, field)
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     if not address:
-        raise LibraryError(f"{name}: the device's provider does not have it.", errno.EOPNOTSUPP)
+        raise LibraryError(_absent(name), errno.EOPNOTSUPP)
     kind: Any = type(pointer)
     function: Callable[..., Any] = _with_errno(kind)(address)
     return function
@@ -118,20 +156,23 @@ def _verbs_context(name: str, context: Any, field: str) -> Any:
     return extended.from_address(address)
 
 
-def op(name: str, context: Any) -> Callable[..., Any]:
-    """The function behind an inline verb that goes through a context's op tables, unchecked.
+def op(name: str, holder: Any) -> Callable[..., Any]:
+    """The function behind an inline verb, unchecked.
 
     Args:
         name: the verb, for example ``ibv_poll_cq``.
-        context: pointer to ``struct ibv_context``.
+        holder: pointer to what has the function pointer: ``struct ibv_context`` for its op tables, or
+            the object itself (``struct ibv_cq_ex``, ``ibv_qp_ex``, ...): see ``abi.OPS``.
 
     Returns:
         The C function: for the hot path, which looks at the result itself.
     """
     found = abi.OPS[name]
     if found.table == "verbs_context":
-        return _entry(name, _verbs_context(name, context, found.field), found.field)
-    return _entry(name, context.contents.ops, found.field)
+        return _entry(name, _verbs_context(name, holder, found.field), found.field)
+    if found.table == "context":
+        return _entry(name, holder.contents.ops, found.field)
+    return _entry(name, holder.contents, found.field)
 
 
 def _call_op(name: str, context: Any, *args: Any, doing: str = "") -> Any:
@@ -140,7 +181,7 @@ def _call_op(name: str, context: Any, *args: Any, doing: str = "") -> Any:
     result = function(*args)
     number = _errno_of(abi.OPS[name].fails, result)
     if number:
-        raise VerbsError(name, number, doing)
+        raise _failed(name, number, doing)
     return result
 
 
@@ -178,6 +219,25 @@ def ibv_get_device_name(device: Any) -> str:
     return name.decode()
 
 
+def ibv_get_device_guid(device: Any) -> int:
+    """The node GUID of a device, without opening it.
+
+    Returns:
+        64 bits in host order; 0 if it cannot be read.
+
+    Source: ibv_get_device_guid(3), ``ibv_get_device_guid``.
+    """
+    return int.from_bytes(int(_call("ibv_get_device_guid", device)).to_bytes(8, sys.byteorder), "big")
+
+
+def ibv_get_device_index(device: Any) -> int:
+    """The kernel's stable index of a device; -1 if the kernel does not tell.
+
+    Source: ibv_get_device_index(3), ``ibv_get_device_index``.
+    """
+    return int(_call("ibv_get_device_index", device))
+
+
 def ibv_open_device(device: Any, doing: str = "") -> Any:
     """Open a device: two descriptors, the commands' and the async events'.
 
@@ -207,6 +267,23 @@ def ibv_query_device(context: Any) -> abi.ibv_device_attr:
     return attr
 
 
+def ibv_query_device_ex(context: Any) -> abi.ibv_device_attr_ex:
+    """The device's limits and all its extended properties.
+
+    What the kernel, the provider or the library does not know stays 0, which for each of them means
+    "not supported". The input struct is reserved, and NULL is passed for it. Like
+    ``ibv_query_device``: upper limits, the real ones may be lower.
+
+    Raises:
+        LibraryError, VerbsError: EOPNOTSUPP (ENOSYS) where there is only ``ibv_query_device``.
+
+    Source: ibv_query_device_ex(3), ``ibv_query_device_ex``.
+    """
+    attr = abi.ibv_device_attr_ex()
+    _call_op("ibv_query_device_ex", context, context, None, byref(attr), sizeof(attr), doing="query the device")
+    return attr
+
+
 def ibv_query_port(context: Any, port_num: int) -> abi.ibv_port_attr:
     """A port's state, MTUs, LID, link layer and flags.
 
@@ -225,6 +302,19 @@ def ibv_query_port(context: Any, port_num: int) -> abi.ibv_port_attr:
     return attr
 
 
+def ibv_query_port_speed(context: Any, port_num: int) -> int:
+    """A port's effective bandwidth; since rdma-core 62.
+
+    Returns:
+        Units of 100 Mbit/s.
+
+    Source: ibv_query_port_speed(3), ``ibv_query_port_speed``.
+    """
+    speed = ctypes.c_uint64()
+    _call("ibv_query_port_speed", context, port_num, byref(speed))
+    return speed.value
+
+
 def ibv_query_gid_table(context: Any, max_entries: int) -> list[abi.ibv_gid_entry]:
     """All GIDs of all ports in one call, empty slots left out.
 
@@ -241,6 +331,33 @@ def ibv_query_gid_table(context: Any, max_entries: int) -> list[abi.ibv_gid_entr
     return list(entries[:found])
 
 
+def ibv_query_gid_ex(context: Any, port_num: int, gid_index: int) -> abi.ibv_gid_entry:
+    """One slot of a port's GID table, with its type and netdev.
+
+    Raises:
+        VerbsError: ENODATA for an empty slot, EINVAL outside of the table.
+
+    Source: ibv_query_gid_ex(3), ``_ibv_query_gid_ex``.
+    """
+    entry = abi.ibv_gid_entry()
+    size = sizeof(entry)
+    _call("_ibv_query_gid_ex", context, port_num, gid_index, byref(entry), 0, size, doing=f"read GID {gid_index}")
+    return entry
+
+
+def ibv_query_gid(context: Any, port_num: int, index: int) -> bytes:
+    """One slot of a port's GID table, the address only.
+
+    Returns:
+        16 bytes in network order; all 0 for an empty slot.
+
+    Source: ibv_query_gid(3), ``ibv_query_gid``.
+    """
+    gid = abi.ibv_gid()
+    _call("ibv_query_gid", context, port_num, index, byref(gid), doing=f"read GID {index}")
+    return bytes(gid.raw)
+
+
 def ibv_query_pkey(context: Any, port_num: int, index: int) -> int:
     """One slot of a port's P_Key table.
 
@@ -252,6 +369,43 @@ def ibv_query_pkey(context: Any, port_num: int, index: int) -> int:
     pkey = ctypes.c_uint16()
     _call("ibv_query_pkey", context, port_num, index, byref(pkey))
     return int.from_bytes(bytes(pkey), "big")
+
+
+def ibv_get_pkey_index(context: Any, port_num: int, pkey: int) -> int:
+    """The first slot of a port's P_Key table that holds ``pkey``.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        port_num: 1 to ``phys_port_cnt``.
+        pkey: 16 bits in host order; compared whole, the membership bit (the top one) included.
+
+    Raises:
+        VerbsError: the table does not hold it (the errno is that of reading past its end).
+
+    Source: ibv_get_pkey_index(3), ``ibv_get_pkey_index``.
+    """
+    swapped = int.from_bytes(pkey.to_bytes(2, "big"), sys.byteorder)
+    return int(_call("ibv_get_pkey_index", context, port_num, swapped, doing=f"look for P_Key {pkey:#06x}"))
+
+
+def ibv_query_rt_values_ex(context: Any, comp_mask: int = abi.ValuesMask.RAW_CLOCK) -> abi.ibv_values_ex:
+    """What the device can say of itself in real time: its raw clock, in ticks (``raw_clock.tv_nsec``).
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        comp_mask: ``ValuesMask``: what is asked for.
+
+    Returns:
+        The values; ``comp_mask`` in it says what was answered.
+
+    Raises:
+        LibraryError: the provider does not have it.
+
+    Source: ibv_query_rt_values_ex(3), ``ibv_query_rt_values_ex``.
+    """
+    values = abi.ibv_values_ex(comp_mask=int(comp_mask))
+    _call_op("ibv_query_rt_values_ex", context, context, byref(values), doing="read the device's clock")
+    return values
 
 
 def ibv_fork_init() -> None:
@@ -290,14 +444,110 @@ def ibv_reg_mr(pd: Any, addr: int, length: int, access: int) -> Any:
         pd: pointer to ``struct ibv_pd``.
         addr: first byte's virtual address.
         length: bytes.
-        access: ``AccessFlags``; remote write or atomic needs local write as well.
+        access: ``AccessFlags``; remote write or atomic needs local write as well. ``ON_DEMAND`` pins
+            nothing: the device faults pages in. Bits that a kernel may ignore (``RELAXED_ORDERING``) go
+            through ``ibv_reg_mr_iova2``, as the header's macro does.
 
     Returns:
         Pointer to ``struct ibv_mr`` with ``lkey`` and ``rkey``.
 
     Source: ibv_reg_mr(3), ``ibv_reg_mr``.
     """
+    if access & _ACCESS_OPTIONAL_RANGE:
+        return ibv_reg_mr_iova2(pd, addr, length, addr, access)
     return _call("ibv_reg_mr", pd, addr, length, access, doing=f"register {length} bytes of memory")
+
+
+#: access bits that may be ignored where they are not known: ``IBV_ACCESS_OPTIONAL_RANGE``
+_ACCESS_OPTIONAL_RANGE = 0x3FF00000
+
+
+def ibv_reg_mr_iova(pd: Any, addr: int, length: int, iova: int, access: int) -> Any:
+    """Register memory that work requests and the peer address from ``iova`` on instead of ``addr``.
+
+    Args:
+        pd, addr, length, access: as ``ibv_reg_mr``.
+        iova: the address of the first byte as the device is told it; the same as ``addr`` within a page.
+
+    Source: ibv_reg_mr(3), ``ibv_reg_mr_iova``.
+    """
+    return _call(
+        "ibv_reg_mr_iova", pd, addr, length, iova, access, doing=f"register {length} bytes of memory at {iova:#x}"
+    )
+
+
+def ibv_reg_mr_iova2(pd: Any, addr: int, length: int, iova: int, access: int) -> Any:
+    """The same, with access bits that are dropped where the kernel does not know them.
+
+    Source: ibv_reg_mr(3), ``ibv_reg_mr_iova2``.
+    """
+    return _call(
+        "ibv_reg_mr_iova2", pd, addr, length, iova, access, doing=f"register {length} bytes of memory at {iova:#x}"
+    )
+
+
+def ibv_reg_dmabuf_mr(pd: Any, offset: int, length: int, iova: int, fd: int, access: int) -> Any:
+    """Register memory behind a dma-buf descriptor, a GPU's for example.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        offset: bytes into the dma-buf.
+        length: bytes.
+        iova: the address that work requests and the peer use; its offset in a page is that of ``offset``.
+        fd: the dma-buf's descriptor; may be closed after registration.
+        access: ``AccessFlags``; not ``ON_DEMAND``.
+
+    Source: ibv_reg_mr(3), ``ibv_reg_dmabuf_mr``.
+    """
+    doing = f"register {length} bytes of dma-buf {fd}"
+    return _call("ibv_reg_dmabuf_mr", pd, offset, length, iova, fd, access, doing=doing)
+
+
+def ibv_rereg_mr(mr: Any, flags: int, pd: Any, addr: int | None, length: int, access: int) -> None:
+    """Change what a region covers, its protection domain or its access, and keep the object.
+
+    Args:
+        mr: pointer to ``struct ibv_mr``; its keys may change.
+        flags: ``ReregMrFlags``: which of the following count.
+        pd, addr, length, access: the new ones; those that do not count are None, None, 0 and 0.
+
+    Raises:
+        VerbsError: its ``doing`` says which region is still valid, by ``enum ibv_rereg_mr_err_code``.
+
+    Source: ibv_rereg_mr(3), ``ibv_rereg_mr``.
+    """
+    ctypes.set_errno(0)
+    result = _symbol("ibv_rereg_mr")(mr, flags, pd, addr, length, access)
+    if result:
+        number = _errno_of(Fails.MINUS_ONE, result)
+        # what a provider lacks it has not begun: libibverbs calls it ERR_CMD all the same
+        code = abi.ReregMrError.ERR_INPUT if number == errno.EOPNOTSUPP else abi.ReregMrError(result)
+        raise _failed("ibv_rereg_mr", number, f"register memory again ({code}: {_AFTER_REREG.get(code, '')})")
+
+
+#: what is left after ``ibv_rereg_mr`` failed. Source: ibv_rereg_mr(3)
+_AFTER_REREG = {
+    abi.ReregMrError.ERR_INPUT: "the old region is valid",
+    abi.ReregMrError.ERR_DONT_FORK_NEW: "the old region is valid",
+    abi.ReregMrError.ERR_DO_FORK_OLD: "the new region is valid",
+    abi.ReregMrError.ERR_CMD: "close the region, do not use it",
+    abi.ReregMrError.ERR_CMD_AND_DO_FORK_NEW: "close the region, do not use it",
+}
+
+
+def ibv_advise_mr(pd: Any, advice: int, flags: int, sges: Any, num_sge: int) -> None:
+    """Tell the device that ranges of on-demand memory will be used soon.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        advice: ``AdviseMrAdvice``.
+        flags: ``AdviseMrFlags``; with ``FLUSH`` it returns when it is done.
+        sges: array of ``struct ibv_sge``.
+        num_sge: how many.
+
+    Source: ibv_advise_mr(3), ``ibv_advise_mr``.
+    """
+    _call_op("ibv_advise_mr", pd.contents.context, pd, advice, flags, sges, num_sge, doing="advise on memory")
 
 
 def ibv_dereg_mr(mr: Any) -> None:
@@ -341,6 +591,36 @@ def ibv_create_cq(context: Any, cqe: int, channel: Any = None, comp_vector: int 
     return _call(
         "ibv_create_cq", context, cqe, None, channel, comp_vector, doing=f"create a completion queue of {cqe} entries"
     )
+
+
+def ibv_resize_cq(cq: Any, cqe: int) -> None:
+    """Change how many entries a CQ has; ``cq.contents.cqe`` then says how many it got, at least ``cqe``.
+
+    Args:
+        cq: pointer to ``struct ibv_cq``.
+        cqe: entries wanted, 1 to ``max_cqe`` and not below the completions that wait in it (EINVAL).
+
+    Raises:
+        LibraryError: the provider does not have it.
+
+    Source: ibv_resize_cq(3), ``ibv_resize_cq``.
+    """
+    _call("ibv_resize_cq", cq, cqe, doing=f"resize a completion queue to {cqe} entries")
+
+
+def ibv_modify_cq(cq: Any, attr: abi.ibv_modify_cq_attr) -> None:
+    """Change a CQ's moderation: one event for so many completions, or after so many microseconds.
+
+    Args:
+        cq: pointer to ``struct ibv_cq``.
+        attr: ``moderate``, with ``CqAttrMask.MODERATE`` in ``attr_mask``; at most the device's ``cq_mod_caps``.
+
+    Raises:
+        LibraryError: the provider does not have it.
+
+    Source: ibv_modify_cq(3), ``ibv_modify_cq``.
+    """
+    _call_op("ibv_modify_cq", cq.contents.context, cq, byref(attr), doing="modify a completion queue")
 
 
 def ibv_destroy_cq(cq: Any) -> None:
@@ -398,6 +678,260 @@ def ibv_poll_cq(cq: Any, num_entries: int, wc: Any) -> int:
     return int(_call_op("ibv_poll_cq", cq.contents.context, cq, num_entries, wc))
 
 
+# ---- extended completion queues
+#
+# The queue is an iterator: after start_poll or next_poll answered True, one completion is current, and its
+# ``wr_id`` and ``status`` are in the struct, the rest behind the read functions. Each needs its bit in
+# ``wc_flags``; without that its pointer is NULL (LibraryError) or gives garbage, as the provider likes.
+# With a failed status only wr_id, status, qp_num and vendor_err mean anything. ibv_wc_read_pkey_index is
+# in a man page and in no header.
+
+
+def ibv_create_cq_ex(context: Any, attr: abi.ibv_cq_init_attr_ex) -> Any:
+    """A completion queue that is polled as an iterator and gives the fields that it was made for.
+
+    Destroyed by ``ibv_destroy_cq``, after :func:`ibv_cq_ex_to_cq`.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``cqe`` wanted, 1 to ``max_cqe`` (the real number may be larger); ``channel`` and
+            ``comp_vector`` (below ``num_comp_vectors``) for events; ``wc_flags`` (``CqWcFlags``);
+            ``flags`` (``CreateCqAttrFlags``) and ``parent_domain`` if ``comp_mask`` says so.
+
+    Returns:
+        Pointer to ``struct ibv_cq_ex``.
+
+    Raises:
+        VerbsError: EOPNOTSUPP if the provider lacks one of the flags, or the verb; EINVAL outside of the limits.
+
+    Source: ibv_create_cq_ex(3), ``ibv_create_cq_ex``.
+    """
+    doing = f"create an extended completion queue of {attr.cqe} entries with {abi.CqWcFlags(attr.wc_flags)}"
+    return _call_op("ibv_create_cq_ex", context, context, byref(attr), doing=doing)
+
+
+def ibv_cq_ex_to_cq(cq: Any) -> Any:
+    """The same queue as ``struct ibv_cq *``, for every verb that takes one. A cast.
+
+    Source: ibv_create_cq_ex(3), ``ibv_cq_ex_to_cq``.
+    """
+    return ctypes.cast(cq, POINTER(abi.ibv_cq))
+
+
+def _advance(name: str, cq: Any, *args: Any) -> bool:
+    number: int = op(name, cq)(cq, *args)
+    if number not in (0, errno.ENOENT):
+        raise VerbsError(name, number, "poll an extended completion queue")
+    return number == 0
+
+
+def ibv_start_poll(cq: Any) -> bool:
+    """Begin a batch with the oldest completion. Providers hold the queue's lock until ``ibv_end_poll``.
+
+    Within a batch the same thread may neither start another one nor call ``ibv_poll_cq`` or
+    ``ibv_resize_cq``: it would wait for itself. The attr struct is reserved and passed empty.
+
+    Args:
+        cq: pointer to ``struct ibv_cq_ex``.
+
+    Returns:
+        Whether a completion is current. If not (ENOENT, no error), or on an exception, there is no
+        batch, and ``ibv_end_poll`` must not be called.
+
+    Source: ibv_create_cq_ex(3), ``ibv_start_poll``.
+    """
+    return _advance("ibv_start_poll", cq, byref(abi.ibv_poll_cq_attr()))
+
+
+def ibv_next_poll(cq: Any) -> bool:
+    """Go on to the next completion of the batch.
+
+    Returns:
+        Whether a completion is current. If not (ENOENT, no error), and also on an exception,
+        ``ibv_end_poll`` must still be called.
+
+    Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
+    """
+    return _advance("ibv_next_poll", cq)
+
+
+def ibv_end_poll(cq: Any) -> None:
+    """End a batch: its completions are consumed, and the queue's lock is let go.
+
+    Source: ibv_create_cq_ex(3), ``ibv_end_poll``.
+    """
+    op("ibv_end_poll", cq)(cq)
+
+
+def _read(name: str, cq: Any) -> int:
+    return int(op(name, cq)(cq))
+
+
+def ibv_wc_read_opcode(cq: Any) -> int:
+    """What has completed: a ``WcOpcode``. Always there.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_opcode``.
+    """
+    return _read("ibv_wc_read_opcode", cq)
+
+
+def ibv_wc_read_vendor_err(cq: Any) -> int:
+    """The vendor's own code for a failure, 32 bits. Always there.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_vendor_err``.
+    """
+    return _read("ibv_wc_read_vendor_err", cq)
+
+
+def ibv_wc_read_wc_flags(cq: Any) -> int:
+    """``WcFlags``: whether there is immediate data, an invalidated rkey, a GRH. Always there.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_wc_flags``.
+    """
+    return _read("ibv_wc_read_wc_flags", cq)
+
+
+def ibv_wc_read_byte_len(cq: Any) -> int:
+    """Bytes that came in (on UD with the 40 of the GRH). Needs ``BYTE_LEN``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_byte_len``.
+    """
+    return _read("ibv_wc_read_byte_len", cq)
+
+
+def ibv_wc_read_imm_data(cq: Any) -> int:
+    """The immediate data, 32 bits, in host order here. Needs ``IMM``; valid with ``WcFlags.WITH_IMM``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_imm_data``.
+    """
+    return socket.ntohl(_read("ibv_wc_read_imm_data", cq))
+
+
+def ibv_wc_read_invalidated_rkey(cq: Any) -> int:
+    """The rkey that a SEND_WITH_INV invalidated. Needs ``IMM``; valid with ``WcFlags.WITH_INV``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_invalidated_rkey``.
+    """
+    return _read("ibv_wc_read_invalidated_rkey", cq)
+
+
+def ibv_wc_read_qp_num(cq: Any) -> int:
+    """The local queue pair's number, 24 bits. Needs ``QP_NUM``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_qp_num``.
+    """
+    return _read("ibv_wc_read_qp_num", cq)
+
+
+def ibv_wc_read_src_qp(cq: Any) -> int:
+    """The sender's queue pair number, 24 bits; UD. Needs ``SRC_QP``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_src_qp``.
+    """
+    return _read("ibv_wc_read_src_qp", cq)
+
+
+def ibv_wc_read_slid(cq: Any) -> int:
+    """The sender's LID, 16 bits (32 for extended LIDs); UD on InfiniBand. Needs ``SLID``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_slid``.
+    """
+    return _read("ibv_wc_read_slid", cq)
+
+
+def ibv_wc_read_sl(cq: Any) -> int:
+    """The service level, 0 to 15; UD. Needs ``SL``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_sl``.
+    """
+    return _read("ibv_wc_read_sl", cq)
+
+
+def ibv_wc_read_dlid_path_bits(cq: Any) -> int:
+    """The low bits of the LID it was sent to, 7 bits; UD unicast. Needs ``DLID_PATH_BITS``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_dlid_path_bits``.
+    """
+    return _read("ibv_wc_read_dlid_path_bits", cq)
+
+
+def ibv_wc_read_completion_ts(cq: Any) -> int:
+    """When it completed, in ticks of the device's clock (``hca_core_clock`` kHz). Needs ``COMPLETION_TIMESTAMP``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_completion_ts``.
+    """
+    return _read("ibv_wc_read_completion_ts", cq)
+
+
+def ibv_wc_read_completion_wallclock_ns(cq: Any) -> int:
+    """When it completed, in nanoseconds of the wall clock. Needs ``COMPLETION_TIMESTAMP_WALLCLOCK``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_completion_wallclock_ns``.
+    """
+    return _read("ibv_wc_read_completion_wallclock_ns", cq)
+
+
+def ibv_wc_read_cvlan(cq: Any) -> int:
+    """The stripped VLAN tag, 16 bits; RAW_PACKET. Needs ``CVLAN``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_cvlan``.
+    """
+    return _read("ibv_wc_read_cvlan", cq)
+
+
+def ibv_wc_read_flow_tag(cq: Any) -> int:
+    """The tag of the steering rule that the packet met, 24 bits; RAW_PACKET. Needs ``FLOW_TAG``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_flow_tag``.
+    """
+    return _read("ibv_wc_read_flow_tag", cq)
+
+
+def ibv_wc_read_tm_info(cq: Any) -> abi.ibv_wc_tm_info:
+    """The tag (64 bits) and private data (32 bits) of a tag-matched message. Needs ``TM_INFO``.
+
+    Source: ibv_create_cq_ex(3), ``ibv_wc_read_tm_info``.
+    """
+    info = abi.ibv_wc_tm_info()
+    op("ibv_wc_read_tm_info", cq)(cq, byref(info))
+    return info
+
+
+# ---- async events
+
+
+def ibv_get_async_event(context: Any) -> abi.ibv_async_event:
+    """The next event of the device, a port, or one of this context's objects; blocks if ``async_fd`` does.
+
+    Each must be acknowledged: destroying its object waits for that.
+
+    Returns:
+        The event: ``event_type`` (``EventType``) says which member of ``element`` is valid.
+
+    Source: ibv_get_async_event(3), ``ibv_get_async_event``.
+    """
+    event = abi.ibv_async_event()
+    _call("ibv_get_async_event", context, byref(event), doing="take an async event")
+    return event
+
+
+def ibv_ack_async_event(event: abi.ibv_async_event) -> None:
+    """Acknowledge one event, once; its object must still exist.
+
+    Source: ibv_get_async_event(3), ``ibv_ack_async_event``.
+    """
+    _call("ibv_ack_async_event", byref(event))
+
+
+def ibv_event_type_str(event_type: int) -> str:
+    """An event type in words, for example ``port active``; ``unknown`` for one the library does not know.
+
+    Source: ibv_event_type_str(3), ``ibv_event_type_str``.
+    """
+    words: bytes = _call("ibv_event_type_str", event_type)
+    return words.decode()
+
+
 # ---- queue pairs
 
 
@@ -450,3 +984,574 @@ def ibv_destroy_qp(qp: Any) -> None:
     Source: ibv_create_qp(3), ``ibv_destroy_qp``.
     """
     _call("ibv_destroy_qp", qp, doing="destroy a queue pair")
+
+
+def ibv_post_send(qp: Any, wr: Any) -> tuple[int, Any]:
+    """Post a list of send work requests. Those before the first bad one are posted, the others are not.
+
+    ``op("ibv_post_send", context)`` is the same for the hot path.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``, in RTS; in SQD they wait, in ERR they are flushed.
+        wr: pointer to the first ``struct ibv_send_wr``; all that it points to is read before the call returns.
+            A UD queue pair reads ``wr.ud.ah`` of each, ``BIND_MW`` its ``mw`` and ``mr``: NULL is a crash.
+
+    Returns:
+        (0, None), or the errno and a pointer to the first that was not posted, which may be NULL.
+
+    Source: ibv_post_send(3), ``ibv_post_send``.
+    """
+    return _post("ibv_post_send", qp, wr, abi.ibv_send_wr)
+
+
+def ibv_post_recv(qp: Any, wr: Any) -> tuple[int, Any]:
+    """Post a list of receive work requests. Those before the first bad one are posted, the others are not.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``, not in RESET, and without a shared receive queue.
+        wr: pointer to the first ``struct ibv_recv_wr``.
+
+    Returns:
+        (0, None), or the errno and a pointer to the first that was not posted, which may be NULL.
+
+    Source: ibv_post_recv(3), ``ibv_post_recv``.
+    """
+    return _post("ibv_post_recv", qp, wr, abi.ibv_recv_wr)
+
+
+def _post(name: str, queue: Any, wr: Any, kind: Any) -> tuple[int, Any]:
+    bad = POINTER(kind)()
+    number = _errno_of(Fails.ERRNO_RETURNED, op(name, queue.contents.context)(queue, wr, byref(bad)))
+    return number, bad if number else None
+
+
+def ibv_attach_mcast(qp: Any, gid: abi.ibv_gid, lid: int) -> None:
+    """Let a UD queue pair receive what is sent to a multicast group.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``; it cannot be destroyed before it is detached.
+        gid: the group's GID.
+        lid: its LID, 0 on Ethernet.
+
+    Source: ibv_attach_mcast(3), ``ibv_attach_mcast``.
+    """
+    _call("ibv_attach_mcast", qp, byref(gid), lid, doing="join a multicast group")
+
+
+def ibv_detach_mcast(qp: Any, gid: abi.ibv_gid, lid: int) -> None:
+    """Undo ``ibv_attach_mcast``.
+
+    Source: ibv_attach_mcast(3), ``ibv_detach_mcast``.
+    """
+    _call("ibv_detach_mcast", qp, byref(gid), lid, doing="leave a multicast group")
+
+
+def ibv_query_ece(qp: Any) -> abi.ibv_ece:
+    """The vendor's connection options that this queue pair would like, for the peer to see.
+
+    Source: ibv_query_ece(3), ``ibv_query_ece``.
+    """
+    ece = abi.ibv_ece()
+    _call("ibv_query_ece", qp, byref(ece), doing="query the vendor options (ECE) of a queue pair")
+    return ece
+
+
+def ibv_set_ece(qp: Any, ece: abi.ibv_ece) -> None:
+    """Set the vendor's connection options that both ends agreed on, before RTR.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``.
+        ece: with a ``vendor_id``; without one it is EOPNOTSUPP.
+
+    Source: ibv_set_ece(3), ``ibv_set_ece``.
+    """
+    _call("ibv_set_ece", qp, byref(ece), doing="set the vendor options (ECE) of a queue pair")
+
+
+def ibv_query_qp_data_in_order(qp: Any, opcode: int, flags: int) -> int:
+    """Whether the bytes of a message reach memory in order, so that the last one can be polled.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``.
+        opcode: ``WrOpcode``.
+        flags: ``QpDataInOrderFlags``.
+
+    Returns:
+        0 for no, 1 for yes; with ``RETURN_CAPS``, which came with rdma-core 46, ``QpDataInOrderCaps``.
+
+    Source: ibv_query_qp_data_in_order(3), ``ibv_query_qp_data_in_order``.
+    """
+    return int(_call("ibv_query_qp_data_in_order", qp, opcode, flags))
+
+
+def ibv_modify_qp_rate_limit(qp: Any, attr: abi.ibv_qp_rate_limit_attr) -> None:
+    """Pace a queue pair: a rate in kbit/s, a burst and a typical packet in bytes.
+
+    Source: ibv_modify_qp_rate_limit(3), ``ibv_modify_qp_rate_limit``.
+    """
+    _call_op("ibv_modify_qp_rate_limit", qp.contents.context, qp, byref(attr), doing="pace a queue pair")
+
+
+# ---- shared receive queues
+
+
+def ibv_create_srq(pd: Any, attr: abi.ibv_srq_init_attr) -> Any:
+    """A queue of receives that many queue pairs take from.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        attr: what is wanted; ``attr.attr`` is updated to what was given.
+
+    Source: ibv_create_srq(3), ``ibv_create_srq``.
+    """
+    return _call("ibv_create_srq", pd, byref(attr), doing="create a shared receive queue")
+
+
+def ibv_create_srq_ex(context: Any, attr: abi.ibv_srq_init_attr_ex) -> Any:
+    """The same with a type: XRC, or with tag matching.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``comp_mask`` says which fields count. A plain one goes to ``ibv_create_srq``.
+
+    Source: ibv_create_srq_ex(3), ``ibv_create_srq_ex``.
+    """
+    mask, bits = attr.comp_mask, abi.SrqInitAttrMask
+    plain = not mask & bits.TYPE or attr.srq_type == abi.SrqType.BASIC
+    if mask & bits.PD and not mask & ~int(bits.PD | bits.TYPE) and plain:
+        return ibv_create_srq(attr.pd, abi.ibv_srq_init_attr.from_buffer(attr))
+    doing = f"create a shared receive queue of type {abi.SrqType(attr.srq_type)}"
+    return _call_op("ibv_create_srq_ex", context, context, byref(attr), doing=doing)
+
+
+def ibv_modify_srq(srq: Any, attr: abi.ibv_srq_attr, mask: int) -> None:
+    """Resize a shared receive queue, or arm its limit: one event when fewer receives are left.
+
+    Args:
+        srq: pointer to ``struct ibv_srq``.
+        attr: the values.
+        mask: ``SrqAttrMask``.
+
+    Source: ibv_modify_srq(3), ``ibv_modify_srq``.
+    """
+    _call("ibv_modify_srq", srq, byref(attr), mask, doing="modify a shared receive queue")
+
+
+def ibv_query_srq(srq: Any) -> abi.ibv_srq_attr:
+    """The sizes of a shared receive queue and its limit, 0 once the event has fired.
+
+    Source: ibv_query_srq(3), ``ibv_query_srq``.
+    """
+    attr = abi.ibv_srq_attr()
+    _call("ibv_query_srq", srq, byref(attr), doing="query a shared receive queue")
+    return attr
+
+
+def ibv_get_srq_num(srq: Any) -> int:
+    """The number of an XRC shared receive queue, which the sender names; 24 bits.
+
+    Source: ibv_get_srq_num(3), ``ibv_get_srq_num``.
+    """
+    number = ctypes.c_uint32()
+    doing = "get the number of a shared receive queue"
+    _call_op("ibv_get_srq_num", srq.contents.context, srq, byref(number), doing=doing)
+    return number.value
+
+
+def ibv_post_srq_recv(srq: Any, wr: Any) -> tuple[int, Any]:
+    """Post a list of receives to a shared receive queue.
+
+    Returns:
+        As ``ibv_post_recv``.
+
+    Source: ibv_post_srq_recv(3), ``ibv_post_srq_recv``.
+    """
+    return _post("ibv_post_srq_recv", srq, wr, abi.ibv_recv_wr)
+
+
+def ibv_destroy_srq(srq: Any) -> None:
+    """Destroy a shared receive queue; EBUSY while a queue pair uses it.
+
+    Source: ibv_create_srq(3), ``ibv_destroy_srq``.
+    """
+    _call("ibv_destroy_srq", srq, doing="destroy a shared receive queue")
+
+
+def ibv_open_xrcd(context: Any, attr: abi.ibv_xrcd_init_attr) -> Any:
+    """An XRC domain: what lets queue pairs of several processes receive into one queue.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: both bits of ``comp_mask`` must be set.
+
+    Source: ibv_open_xrcd(3), ``ibv_open_xrcd``.
+    """
+    return _call_op("ibv_open_xrcd", context, context, byref(attr), doing="open an XRC domain")
+
+
+def ibv_close_xrcd(xrcd: Any) -> None:
+    """Close an XRC domain; EBUSY while anything uses it.
+
+    Source: ibv_open_xrcd(3), ``ibv_close_xrcd``.
+    """
+    _call_op("ibv_close_xrcd", xrcd.contents.context, xrcd, doing="close an XRC domain")
+
+
+# ---- address handles
+
+
+def ibv_create_ah(pd: Any, attr: abi.ibv_ah_attr) -> Any:
+    """A path that UD sends name. On RoCE it needs a GRH, and resolves the peer's address.
+
+    Source: ibv_create_ah(3), ``ibv_create_ah``.
+    """
+    return _call("ibv_create_ah", pd, byref(attr), doing="create an address handle")
+
+
+def ibv_init_ah_from_wc(context: Any, port_num: int, wc: abi.ibv_wc, grh: abi.ibv_grh) -> abi.ibv_ah_attr:
+    """The path back to where a UD message came from.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        port_num: the port that it came in on.
+        wc: its completion.
+        grh: the first 40 bytes of its buffer; they count if ``wc_flags`` has ``GRH``.
+
+    Source: ibv_create_ah_from_wc(3), ``ibv_init_ah_from_wc``.
+    """
+    attr = abi.ibv_ah_attr()
+    doing = "find the path back to a UD message's sender"
+    _call("ibv_init_ah_from_wc", context, port_num, byref(wc), byref(grh), byref(attr), doing=doing)
+    return attr
+
+
+def ibv_create_ah_from_wc(pd: Any, wc: abi.ibv_wc, grh: abi.ibv_grh, port_num: int) -> Any:
+    """``ibv_init_ah_from_wc`` and ``ibv_create_ah`` in one.
+
+    Source: ibv_create_ah_from_wc(3), ``ibv_create_ah_from_wc``.
+    """
+    doing = "create an address handle to a UD message's sender"
+    return _call("ibv_create_ah_from_wc", pd, byref(wc), byref(grh), port_num, doing=doing)
+
+
+def ibv_destroy_ah(ah: Any) -> None:
+    """Destroy an address handle; not before the sends that name it have completed.
+
+    Source: ibv_create_ah(3), ``ibv_destroy_ah``.
+    """
+    _call("ibv_destroy_ah", ah, doing="destroy an address handle")
+
+
+# ---- memory windows
+
+
+def ibv_alloc_mw(pd: Any, mw_type: int) -> Any:
+    """A memory window, unbound: a key of its own for a part of a region, given and taken without the kernel.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        mw_type: ``MwType``.
+
+    Source: ibv_alloc_mw(3), ``ibv_alloc_mw``.
+    """
+    return _call_op("ibv_alloc_mw", pd.contents.context, pd, mw_type, doing="allocate a memory window")
+
+
+def ibv_bind_mw(qp: Any, mw: Any, bind: abi.ibv_mw_bind) -> None:
+    """Post the binding of a type 1 window; ``mw.rkey`` is the new key at once, valid once it has completed.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``, RC or UC, in RTS.
+        mw: pointer to ``struct ibv_mw`` of type 1; type 2 is bound by a ``BIND_MW`` work request.
+        bind: the range, in a region with ``MW_BIND`` access; a length of 0 unbinds.
+
+    Raises:
+        VerbsError: EINVAL for a type 2 window, EPERM for a region of another protection domain.
+
+    Source: ibv_bind_mw(3), ``ibv_bind_mw``.
+    """
+    doing, info, kind = "bind a memory window", bind.bind_info, abi.MwType(mw.contents.type)
+    if kind != abi.MwType.TYPE_1 or not info.mr:
+        raise VerbsError("ibv_bind_mw", errno.EINVAL, doing)
+    if ctypes.addressof(mw.contents.pd.contents) != ctypes.addressof(info.mr.contents.pd.contents):
+        raise VerbsError("ibv_bind_mw", errno.EPERM, doing)
+    _call_op("ibv_bind_mw", mw.contents.context, qp, mw, byref(bind), doing=doing)
+
+
+def ibv_dealloc_mw(mw: Any) -> None:
+    """Free a memory window; the peer's access through it ends.
+
+    Source: ibv_alloc_mw(3), ``ibv_dealloc_mw``.
+    """
+    _call_op("ibv_dealloc_mw", mw.contents.context, mw, doing="free a memory window")
+
+
+# ---- extended queue pairs and their work requests
+
+
+def ibv_create_qp_ex(context: Any, attr: abi.ibv_qp_init_attr_ex) -> Any:
+    """A queue pair with extended attributes, in RESET.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``comp_mask`` says which of the later fields count; with ``PD`` alone it goes to
+            ``ibv_create_qp``, as the header's inline does. ``attr.cap`` is updated to what was given.
+
+    Raises:
+        VerbsError: EOPNOTSUPP for a type, flag or send operation that the device lacks.
+
+    Source: ibv_create_qp_ex(3), ``ibv_create_qp_ex``.
+    """
+    if attr.comp_mask == abi.QpInitAttrMask.PD:
+        return ibv_create_qp(attr.pd, abi.ibv_qp_init_attr.from_buffer(attr))
+    doing = f"create an extended queue pair of type {abi.QpType(attr.qp_type)}"
+    return _call_op("ibv_create_qp_ex", context, context, byref(attr), doing=doing)
+
+
+def ibv_open_qp(context: Any, attr: abi.ibv_qp_open_attr) -> Any:
+    """Another handle of an XRC_RECV queue pair that some process has made.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: its number, type and XRC domain, said by ``comp_mask``.
+
+    Source: ibv_open_qp(3), ``ibv_open_qp``.
+    """
+    return _call_op("ibv_open_qp", context, context, byref(attr), doing=f"open queue pair {attr.qp_num:#08x}")
+
+
+def ibv_qp_to_qp_ex(qp: Any) -> Any:
+    """The work-request builder of a queue pair that was created with send operations.
+
+    Returns:
+        Pointer to ``struct ibv_qp_ex``, which lives as long as ``qp``.
+
+    Raises:
+        LibraryError: the queue pair was created without ``SEND_OPS_FLAGS``.
+
+    Source: ibv_create_qp_ex(3), ``ibv_qp_to_qp_ex``.
+    """
+    found = _call("ibv_qp_to_qp_ex", qp)
+    if not found:
+        raise LibraryError(
+            "ibv_qp_to_qp_ex: the queue pair was made without send operations: give send_ops_flags.", errno.EOPNOTSUPP
+        )
+    return found
+
+
+def ibv_wr_start(qp: Any) -> None:
+    """Begin a batch of work requests; it may hold a lock until ``ibv_wr_complete`` or ``ibv_wr_abort``.
+
+    Then for each: set ``qp.wr_id`` and ``qp.wr_flags`` (``SendFlags``), call one ``ibv_wr_<operation>``, then
+    its ``ibv_wr_set_*``. A setter without an operation before it is undefined. An operation that was not
+    asked for in ``send_ops_flags`` is :class:`LibraryError`.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``, not in RESET, INIT or RTR.
+
+    Source: ibv_wr_post(3), ``ibv_wr_start``.
+    """
+    _call_op("ibv_wr_start", qp, qp)
+
+
+def ibv_wr_complete(qp: Any) -> None:
+    """Post all that was written since ``ibv_wr_start``: all of it or, on an error, nothing.
+
+    Raises:
+        VerbsError: what went wrong since ``ibv_wr_start``: ENOSPC or ENOMEM where the queue is full.
+
+    Source: ibv_wr_post(3), ``ibv_wr_complete``.
+    """
+    _call_op("ibv_wr_complete", qp, qp, doing="post a batch of work requests")
+
+
+def ibv_wr_abort(qp: Any) -> None:
+    """Drop all that was written since ``ibv_wr_start``.
+
+    Source: ibv_wr_post(3), ``ibv_wr_abort``.
+    """
+    _call_op("ibv_wr_abort", qp, qp)
+
+
+def ibv_wr_send(qp: Any) -> None:
+    """Send a message. Source: ibv_wr_post(3), ``ibv_wr_send``."""
+    _call_op("ibv_wr_send", qp, qp)
+
+
+def ibv_wr_send_imm(qp: Any, imm_data: int) -> None:
+    """Send a message with four bytes that the receive's completion shows.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        imm_data: 32 bits in network byte order, as C's ``__be32``.
+
+    Source: ibv_wr_post(3), ``ibv_wr_send_imm``.
+    """
+    _call_op("ibv_wr_send_imm", qp, qp, imm_data)
+
+
+def ibv_wr_send_inv(qp: Any, invalidate_rkey: int) -> None:
+    """Send a message that also invalidates a key of the receiver. Source: ibv_wr_post(3), ``ibv_wr_send_inv``."""
+    _call_op("ibv_wr_send_inv", qp, qp, invalidate_rkey)
+
+
+def ibv_wr_send_tso(qp: Any, hdr: Any, hdr_sz: int, mss: int) -> None:
+    """Send packets that the device cuts out of one message, each with the same header.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        hdr: the header's address.
+        hdr_sz: its length, up to the queue pair's ``max_tso_header`` bytes.
+        mss: payload bytes in each packet.
+
+    Source: ibv_wr_post(3), ``ibv_wr_send_tso``.
+    """
+    _call_op("ibv_wr_send_tso", qp, qp, hdr, hdr_sz, mss)
+
+
+def ibv_wr_rdma_write(qp: Any, rkey: int, remote_addr: int) -> None:
+    """Write to the peer's memory. Source: ibv_wr_post(3), ``ibv_wr_rdma_write``."""
+    _call_op("ibv_wr_rdma_write", qp, qp, rkey, remote_addr)
+
+
+def ibv_wr_rdma_write_imm(qp: Any, rkey: int, remote_addr: int, imm_data: int) -> None:
+    """The same, and take one of the peer's receives to show it four bytes (network byte order).
+
+    Source: ibv_wr_post(3), ``ibv_wr_rdma_write_imm``.
+    """
+    _call_op("ibv_wr_rdma_write_imm", qp, qp, rkey, remote_addr, imm_data)
+
+
+def ibv_wr_rdma_read(qp: Any, rkey: int, remote_addr: int) -> None:
+    """Read the peer's memory. Source: ibv_wr_post(3), ``ibv_wr_rdma_read``."""
+    _call_op("ibv_wr_rdma_read", qp, qp, rkey, remote_addr)
+
+
+def ibv_wr_atomic_cmp_swp(qp: Any, rkey: int, remote_addr: int, compare: int, swap: int) -> None:
+    """Replace 8 remote bytes by ``swap`` if they are ``compare``; the old ones come to the local 8 bytes.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        rkey: of a region with ``REMOTE_ATOMIC`` access.
+        remote_addr: a multiple of 8.
+        compare, swap: 64 bits, in the byte order of the host that has the memory.
+
+    Source: ibv_wr_post(3), ``ibv_wr_atomic_cmp_swp``.
+    """
+    _call_op("ibv_wr_atomic_cmp_swp", qp, qp, rkey, remote_addr, compare, swap)
+
+
+def ibv_wr_atomic_fetch_add(qp: Any, rkey: int, remote_addr: int, add: int) -> None:
+    """Add to 8 remote bytes; the old ones come to the local 8 bytes. Arguments as ``ibv_wr_atomic_cmp_swp``.
+
+    Source: ibv_wr_post(3), ``ibv_wr_atomic_fetch_add``.
+    """
+    _call_op("ibv_wr_atomic_fetch_add", qp, qp, rkey, remote_addr, add)
+
+
+def ibv_wr_atomic_write(qp: Any, rkey: int, remote_addr: int, atomic_wr: Any) -> None:
+    """Write 8 bytes to the peer's memory at once. It takes no setter.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        rkey: of a region with ``REMOTE_WRITE`` access.
+        remote_addr: a multiple of 8.
+        atomic_wr: the address of the 8 bytes, read before this returns.
+
+    Source: ibv_wr_post(3), ``ibv_wr_atomic_write``.
+    """
+    _call_op("ibv_wr_atomic_write", qp, qp, rkey, remote_addr, atomic_wr)
+
+
+def ibv_wr_flush(qp: Any, rkey: int, remote_addr: int, length: int, placement: int, level: int) -> None:
+    """Make earlier writes visible or persistent at the peer; since rdma-core 45. It takes no setter.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``, made with ``QpSendOpsFlags.FLUSH``.
+        rkey, remote_addr, length: the range, for ``SelectivityLevel.RANGE``.
+        placement: ``PlacementType``.
+        level: ``SelectivityLevel``.
+
+    Source: ibv_wr_post(3), ``ibv_wr_flush``.
+    """
+    _call_op("ibv_wr_flush", qp, qp, rkey, remote_addr, length, placement, level)
+
+
+def ibv_wr_bind_mw(qp: Any, mw: Any, rkey: int, bind_info: abi.ibv_mw_bind_info) -> None:
+    """Bind a type 2 window. It takes no setter.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        mw: pointer to ``struct ibv_mw``.
+        rkey: the new key: the old one with another lowest byte. ``mw.rkey`` is the caller's to update.
+        bind_info: the range and the access; its ``mr`` must not be NULL.
+
+    Source: ibv_wr_post(3), ``ibv_wr_bind_mw``.
+    """
+    _call_op("ibv_wr_bind_mw", qp, qp, mw, rkey, byref(bind_info))
+
+
+def ibv_wr_local_inv(qp: Any, invalidate_rkey: int) -> None:
+    """Invalidate a key of this side. It takes no setter. Source: ibv_wr_post(3), ``ibv_wr_local_inv``."""
+    _call_op("ibv_wr_local_inv", qp, qp, invalidate_rkey)
+
+
+def ibv_wr_set_sge(qp: Any, lkey: int, addr: int, length: int) -> None:
+    """The operation's local bytes, in one piece. Source: ibv_wr_post(3), ``ibv_wr_set_sge``."""
+    _call_op("ibv_wr_set_sge", qp, qp, lkey, addr, length)
+
+
+def ibv_wr_set_sge_list(qp: Any, num_sge: int, sg_list: Any) -> None:
+    """The operation's local bytes, in pieces.
+
+    The provider of rxe takes all pieces to be as long as the first before rdma-core 64.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        num_sge: up to the queue pair's ``max_send_sge``.
+        sg_list: array of ``struct ibv_sge``, read before this returns.
+
+    Source: ibv_wr_post(3), ``ibv_wr_set_sge_list``; providers/rxe/rxe.c, ``wr_set_sge_list``.
+    """
+    _call_op("ibv_wr_set_sge_list", qp, qp, num_sge, sg_list)
+
+
+def ibv_wr_set_inline_data(qp: Any, addr: Any, length: int) -> None:
+    """The operation's data itself, copied; no memory region is needed.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        addr: its address; keep it alive until ``ibv_wr_complete``.
+        length: up to the queue pair's ``max_inline_data`` bytes.
+
+    Source: ibv_wr_post(3), ``ibv_wr_set_inline_data``.
+    """
+    _call_op("ibv_wr_set_inline_data", qp, qp, addr, length)
+
+
+def ibv_wr_set_inline_data_list(qp: Any, num_buf: int, buf_list: Any) -> None:
+    """The same, out of pieces.
+
+    The provider of rxe sends none of it before rdma-core 64, and does not stop at ``max_inline_data``.
+
+    Args:
+        qp: pointer to ``struct ibv_qp_ex``.
+        num_buf: how many.
+        buf_list: array of ``struct ibv_data_buf``; ``max_inline_data`` bytes in all.
+
+    Source: ibv_wr_post(3), ``ibv_wr_set_inline_data_list``; providers/rxe/rxe.c, of the same name.
+    """
+    _call_op("ibv_wr_set_inline_data_list", qp, qp, num_buf, buf_list)
+
+
+def ibv_wr_set_ud_addr(qp: Any, ah: Any, remote_qpn: int, remote_qkey: int) -> None:
+    """Where a UD send goes: path, queue pair number (24 bits) and Q_Key (32 bits).
+
+    Source: ibv_wr_post(3), ``ibv_wr_set_ud_addr``.
+    """
+    _call_op("ibv_wr_set_ud_addr", qp, qp, ah, remote_qpn, remote_qkey)
+
+
+def ibv_wr_set_xrc_srqn(qp: Any, remote_srqn: int) -> None:
+    """Which shared receive queue an XRC send goes to. Source: ibv_wr_post(3), ``ibv_wr_set_xrc_srqn``."""
+    _call_op("ibv_wr_set_xrc_srqn", qp, qp, remote_srqn)

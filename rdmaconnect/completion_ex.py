@@ -1,0 +1,370 @@
+"""The extended completion queue: an iterator over completions, with the fields that it was made for."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import byref
+from typing import Any, NamedTuple
+
+from . import verbs
+from .abi import (
+    CqInitAttrMask,
+    CqWcFlags,
+    CreateCqAttrFlags,
+    WcFlags,
+    WcOpcode,
+    WcStatus,
+    ibv_cq_init_attr_ex,
+    ibv_poll_cq_attr,
+    ibv_wc_tm_info,
+)
+from .completion import CQ, CompChannel, check
+from .device import Context
+from .errors import StateError, VerbsError
+from .handle import Owned
+
+__all__ = ["STANDARD_WC_FLAGS", "CQEx", "TmInfo"]
+
+#: the fields of ``struct ibv_wc``, which every provider has: ``IBV_WC_STANDARD_FLAGS``
+STANDARD_WC_FLAGS = (
+    CqWcFlags.BYTE_LEN
+    | CqWcFlags.IMM
+    | CqWcFlags.QP_NUM
+    | CqWcFlags.SRC_QP
+    | CqWcFlags.SLID
+    | CqWcFlags.SL
+    | CqWcFlags.DLID_PATH_BITS
+)
+
+
+class TmInfo(NamedTuple):
+    """The head of a tag-matched message: ``tag``, 64 bits, and ``priv``, 32 bits of the sender's."""
+
+    tag: int
+    priv: int
+
+
+class CQEx(CQ):
+    """A completion queue that is polled as an iterator::
+
+        for wc in cq.poll_batch():
+            print(wc.wr_id, wc.status, wc.read_byte_len())
+
+    It does all that a :class:`CQ` does, in a queue pair and with a channel. Its current completion is
+    read on the queue itself: ``wr_id`` and ``status``, and by the ``read_*`` methods what ``wc_flags``
+    asked for. With a status other than SUCCESS only ``wr_id``, ``status``, ``read_qp_num`` and
+    ``read_vendor_err`` mean anything.
+
+    The provider locks the queue from ``start_poll`` to ``end_poll``: another thread that polls it waits
+    until then, and within a batch the same thread may not poll or resize it by other means.
+
+    Args:
+        context, cqe, channel, comp_vector: as :class:`CQ`.
+        wc_flags: which fields completions must have.
+        flags: SINGLE_THREADED: only one thread will ever poll it, the provider need not lock;
+            IGNORE_OVERRUN: no check for an overrun, completions may be lost.
+        parent_domain: a parent domain, for its thread domain and allocators; it outlives the queue.
+
+    Attributes:
+        wc_flags: as given.
+
+    Raises:
+        ValueError: a number out of range, or a channel or parent domain of another device.
+        VerbsError: EOPNOTSUPP where the provider lacks a flag, EINVAL above the device's limits.
+        LibraryError: the library is too old.
+
+    Source: ibv_create_cq_ex(3).
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        *,
+        comp_vector: int = 0,
+        wc_flags: CqWcFlags = STANDARD_WC_FLAGS,
+        flags: CreateCqAttrFlags | None = None,
+        parent_domain: Owned | None = None,
+    ) -> None:
+        check(context, cqe, channel, comp_vector)
+        if not 0 <= wc_flags < 1 << 64:
+            raise ValueError(f"wc_flags is {int(wc_flags):#x}: give CqWcFlags, 64 bits")
+        attr = ibv_cq_init_attr_ex(cqe=cqe, comp_vector=comp_vector, wc_flags=int(wc_flags))
+        if channel is not None:
+            attr.channel = channel.pointer
+        if flags is not None:
+            if not 0 <= flags < 1 << 32:
+                raise ValueError(f"flags is {int(flags):#x}: give CreateCqAttrFlags, 32 bits")
+            attr.flags, attr.comp_mask = int(flags), attr.comp_mask | CqInitAttrMask.FLAGS
+        if parent_domain is not None:
+            if getattr(parent_domain, "context", None) is not context:
+                raise ValueError(f"parent_domain is the {parent_domain.name}: give one of {context.name}")
+            attr.parent_domain, attr.comp_mask = parent_domain.pointer, attr.comp_mask | CqInitAttrMask.PD
+        self._ex = verbs.ibv_create_cq_ex(context.pointer, attr)
+        domains = (parent_domain,) if parent_domain is not None else ()
+        self._adopt(verbs.ibv_cq_ex_to_cq(self._ex), f"extended CQ of {context.name}", context, channel, *domains)
+        self.wc_flags = CqWcFlags(wc_flags)
+        self._struct = self._ex.contents
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._poll_attr = byref(ibv_poll_cq_attr())
+        self._tm_info = ibv_wc_tm_info()
+        #: held from start to end of a batch: a second thread waits here, not in the provider
+        self._batch = threading.Lock()
+        self._owner: int | None = None  # the thread whose batch is open
+        self._current = False
+
+    # ---- the iterator
+
+    def poll_batch(self, most: int | None = None) -> Iterator[CQEx]:
+        """The completions that there are, one after the other; ends when the queue is empty.
+
+        The batch is ended however the loop is left: by itself, by ``break`` or by an exception. (Keep the
+        iterator in a variable, and it is ended when that is closed or let go.)
+
+        Args:
+            most: how many to take, 1 or more; None for all.
+
+        Yields:
+            This queue, each time with the next completion as the current one.
+
+        Raises:
+            ValueError: ``most`` is below 1.
+            StateError: closed, or this thread is within a batch of it already.
+            VerbsError: the queue is broken.
+        """
+        if most is not None and most < 1:
+            raise ValueError(f"most is {most}: give 1 or more, or None for all")
+        return self._iterate(most)
+
+    def _iterate(self, most: int | None) -> Iterator[CQEx]:
+        if not self.start_poll():
+            return
+        try:
+            yield self
+            while (most is None or (most := most - 1)) and self.next_poll():
+                yield self
+        finally:
+            if self._owner is not None:
+                self.end_poll()
+
+    def start_poll(self) -> bool:
+        """Begin a batch with the oldest completion; if another thread is in one, wait until it ends.
+
+        Returns:
+            Whether a completion is current. If not, the queue is empty and there is no batch to end.
+
+        Raises:
+            StateError: closed, or this thread is within a batch already.
+            VerbsError: the queue is broken; there is no batch to end.
+
+        Source: ibv_create_cq_ex(3), ``ibv_start_poll``.
+        """
+        self._outside("start a batch")
+        self._batch.acquire()
+        try:
+            self._current = self._advanced("ibv_start_poll", self._ready(), self._poll_attr)
+        except BaseException:
+            self._batch.release()
+            raise
+        if self._current:
+            self._owner = threading.get_ident()
+        else:
+            self._batch.release()
+        return self._current
+
+    def next_poll(self) -> bool:
+        """Go on to the next completion of the batch.
+
+        Returns:
+            Whether a completion is current. If not, there is none left, and :meth:`end_poll` is due.
+
+        Raises:
+            StateError: no batch was started.
+            VerbsError: the queue is broken; :meth:`end_poll` is due all the same.
+
+        Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
+        """
+        self._within("go on")
+        self._current = False
+        self._current = self._advanced("ibv_next_poll", self._ex)
+        return self._current
+
+    def end_poll(self) -> None:
+        """End the batch: what it went over is consumed.
+
+        Raises:
+            StateError: no batch was started.
+
+        Source: ibv_create_cq_ex(3), ``ibv_end_poll``.
+        """
+        self._within("end a batch")
+        self._current, self._owner = False, None
+        try:
+            self._function("ibv_end_poll")(self._ex)
+        finally:
+            self._batch.release()
+
+    def _advanced(self, name: str, *args: Any) -> bool:
+        number = self._function(name)(*args)
+        if number not in (0, errno.ENOENT):
+            raise VerbsError(name, number, f"poll {self.name}")
+        return bool(number == 0)
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = verbs.op(name, self._ex)
+        return function
+
+    def _ready(self) -> Any:
+        """The pointer, if the queue is open."""
+        self.pointer  # noqa: B018
+        return self._ex
+
+    def _outside(self, doing: str) -> None:
+        self.pointer  # noqa: B018
+        if self._owner == threading.get_ident():
+            raise StateError(f"{doing} on {self.name}: this thread is within a batch of it. Call end_poll() first.")
+
+    def _within(self, doing: str) -> None:
+        self.pointer  # noqa: B018
+        if self._owner is None:
+            raise StateError(f"{doing} on {self.name}: no batch is open. Call start_poll() first.")
+
+    # ---- the current completion
+
+    def _read(self, name: str, flag: CqWcFlags | None = None) -> int:
+        """Call a ``read_*`` function of the current completion, if the queue was made for it."""
+        self._check_asked(name, flag)
+        return int(self._function(name)(self._ex))
+
+    def _check_asked(self, name: str, flag: CqWcFlags | None) -> None:
+        if flag is not None and not self.wc_flags & flag:
+            raise StateError(f"{name} on {self.name}: it was made without CqWcFlags.{flag}. Add it to wc_flags.")
+        self._check_current(name)
+
+    def _check_current(self, doing: str) -> None:
+        if not self._current:
+            self.pointer  # noqa: B018
+            raise StateError(f"{doing} on {self.name}: no completion is current. It is within poll_batch().")
+
+    @property
+    def wr_id(self) -> int:
+        """The work request's id, 64 bits."""
+        self._check_current("wr_id")
+        return int(self._struct.wr_id)
+
+    @property
+    def status(self) -> WcStatus:
+        """How it ended."""
+        self._check_current("status")
+        return WcStatus(self._struct.status)
+
+    def read_opcode(self) -> WcOpcode:
+        """What has completed."""
+        return WcOpcode(self._read("ibv_wc_read_opcode"))
+
+    def read_vendor_err(self) -> int:
+        """The vendor's own code for a failure, 32 bits."""
+        return self._read("ibv_wc_read_vendor_err")
+
+    def read_wc_flags(self) -> WcFlags:
+        """Whether there is immediate data, an invalidated rkey, a GRH."""
+        return WcFlags(self._read("ibv_wc_read_wc_flags"))
+
+    def read_byte_len(self) -> int:
+        """Bytes that came in, on UD with the 40 of the GRH. Needs ``BYTE_LEN``."""
+        return self._read("ibv_wc_read_byte_len", CqWcFlags.BYTE_LEN)
+
+    def read_imm_data(self) -> int:
+        """The immediate data, 32 bits, host order; valid with ``WcFlags.WITH_IMM``. Needs ``IMM``."""
+        return socket.ntohl(self._read("ibv_wc_read_imm_data", CqWcFlags.IMM))
+
+    def read_invalidated_rkey(self) -> int:
+        """The rkey that the sender invalidated; valid with ``WcFlags.WITH_INV``. Needs ``IMM``."""
+        return self._read("ibv_wc_read_invalidated_rkey", CqWcFlags.IMM)
+
+    def read_qp_num(self) -> int:
+        """The local queue pair, 24 bits. Needs ``QP_NUM``."""
+        return self._read("ibv_wc_read_qp_num", CqWcFlags.QP_NUM)
+
+    def read_src_qp(self) -> int:
+        """The sender's queue pair, 24 bits; UD. Needs ``SRC_QP``."""
+        return self._read("ibv_wc_read_src_qp", CqWcFlags.SRC_QP)
+
+    def read_slid(self) -> int:
+        """The sender's LID; UD on InfiniBand. Needs ``SLID``."""
+        return self._read("ibv_wc_read_slid", CqWcFlags.SLID)
+
+    def read_sl(self) -> int:
+        """The service level, 0 to 15; UD. Needs ``SL``."""
+        return self._read("ibv_wc_read_sl", CqWcFlags.SL)
+
+    def read_dlid_path_bits(self) -> int:
+        """The low bits of the LID it was sent to, 7 bits; UD unicast. Needs ``DLID_PATH_BITS``."""
+        return self._read("ibv_wc_read_dlid_path_bits", CqWcFlags.DLID_PATH_BITS)
+
+    def read_completion_ts(self) -> int:
+        """When it completed, in ticks of ``hca_core_clock`` (kHz). Needs ``COMPLETION_TIMESTAMP``."""
+        return self._read("ibv_wc_read_completion_ts", CqWcFlags.COMPLETION_TIMESTAMP)
+
+    def read_completion_wallclock_ns(self) -> int:
+        """When it completed, wall clock, ns. Needs ``COMPLETION_TIMESTAMP_WALLCLOCK``."""
+        return self._read("ibv_wc_read_completion_wallclock_ns", CqWcFlags.COMPLETION_TIMESTAMP_WALLCLOCK)
+
+    def read_cvlan(self) -> int:
+        """The stripped VLAN tag, 16 bits; RAW_PACKET. Needs ``CVLAN``."""
+        return self._read("ibv_wc_read_cvlan", CqWcFlags.CVLAN)
+
+    def read_flow_tag(self) -> int:
+        """The tag of the steering rule that the packet met, 24 bits; RAW_PACKET. Needs ``FLOW_TAG``."""
+        return self._read("ibv_wc_read_flow_tag", CqWcFlags.FLOW_TAG)
+
+    def read_tm_info(self) -> TmInfo:
+        """The head of a tag-matched message. Needs ``TM_INFO``."""
+        name = "ibv_wc_read_tm_info"
+        self._check_asked(name, CqWcFlags.TM_INFO)
+        self._function(name)(self._ex, byref(self._tm_info))
+        return TmInfo(self._tm_info.tag, self._tm_info.priv)
+
+    # ---- what must not come between the start and the end of a batch
+
+    def poll(self) -> int:
+        """As :meth:`CQ.poll`; waits for another thread's batch.
+
+        Raises:
+            StateError: closed, or this thread is within a batch.
+            VerbsError: the queue is broken.
+        """
+        self._outside("poll")
+        with self._batch:
+            return super().poll()
+
+    def resize(self, cqe: int) -> None:
+        """As :meth:`CQ.resize`; waits for another thread's batch.
+
+        Raises:
+            StateError: closed, or this thread is within a batch.
+            ValueError, VerbsError, LibraryError: as :meth:`CQ.resize`.
+        """
+        self._outside("resize")
+        with self._batch:
+            super().resize(cqe)
+
+    def close(self) -> None:
+        """Destroy it; a batch of this thread is ended first. Twice is fine.
+
+        Raises:
+            StateError: another thread is within a batch.
+            VerbsError: EBUSY while a queue pair made by other means uses it.
+        """
+        owner = self._owner
+        if not self.closed and owner is not None:
+            if owner != threading.get_ident() and any(t.ident == owner for t in threading.enumerate()):
+                raise StateError(f"close {self.name}: another thread is within a batch of it. Let it end that first.")
+            self.end_poll()
+        super().close()
