@@ -9,6 +9,7 @@ choice of ports does not carry, the story is told again with the next.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import secrets
@@ -27,6 +28,7 @@ from .driver import Call, Story, arun, run
 from .endpoint import Endpoint, Options, PortAddress
 from .errors import (
     ConnectTimeout,
+    DeviceError,
     ModifyError,
     PeerMismatch,
     PeerRejected,
@@ -296,9 +298,11 @@ class _Attempts:
         log.debug("again: %s, after %s", way, error)
 
     def _ways(self, theirs: Sequence[PortAddress]) -> list[Candidate]:
+        # a GID index that was asked for means one port's: nothing else is meant
+        ports = self.ports if self.terms.options.gid_index is None else self.ports[:1]
         mine = []
-        for port in self.ports:
-            with open_device(port.device) as context:
+        for port in ports:
+            with contextlib.suppress(DeviceError), open_device(port.device) as context:
                 mine.append(port.address(context.query_device(), self.terms.options))
         return candidates(mine, theirs)
 

@@ -27,21 +27,21 @@ from rdmaconnect import (
     StateError,
 )
 from rdmaconnect.abi import Mtu, QpState, QpType
-from rdmaconnect.path import Wish
 from rdmaconnect.messages import Hello
+from rdmaconnect.path import Wish
 from rdmaconnect.wire import encode
 
 Pair = tuple[Connection, Connection]
 
 
-def test_both_ends_are_in_rts_with_mirrored_attributes(pair: Pair) -> None:
-    here, there = pair
-    mine, theirs = here._lane.qp.query(), there._lane.qp.query()
+def test_both_ends_are_in_rts_with_mirrored_attributes(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, connect={"probe": False}) as (here, there):
+        mine, theirs = here._lane.qp.query(), there._lane.qp.query()
     assert (mine.qp_state, theirs.qp_state) == (QpState.RTS, QpState.RTS)
     assert (mine.dest_qp_num, theirs.dest_qp_num) == (there.local.qp_num, here.local.qp_num)
     assert (mine.rq_psn, theirs.rq_psn) == (there.local.psn, here.local.psn)
     assert mine.path_mtu == theirs.path_mtu == here.path.path_mtu
-    assert bytes(mine.ah_attr.grh.dgid.raw) == here.path.remote_gid.gid.raw == there.path.local_gid.gid.raw
+    assert mine.ah_attr.dgid == here.path.remote_gid.gid.raw == there.path.local_gid.gid.raw
     assert (mine.timeout, mine.retry_cnt, mine.rnr_retry, mine.min_rnr_timer) == (18, 6, 7, 12)
     assert mine.max_rd_atomic <= theirs.max_dest_rd_atomic
 
@@ -84,7 +84,7 @@ def test_traffic_class_and_flow_label_of_the_connector_count_on_both_ends(node1:
     with connected(node1, node2, connect={"traffic_class": 0x60, "flow_label": 77}) as (here, there):
         for end in (here, there):
             assert (end.path.ah_attr.traffic_class, end.path.ah_attr.flow_label) == (0x60, 77)
-            assert end._lane.qp.query().ah_attr.grh.traffic_class == 0x60
+            assert end._lane.qp.query().ah_attr.traffic_class == 0x60
 
 
 def test_connector_may_start_before_the_listener(node1: Node, node2: Node) -> None:
