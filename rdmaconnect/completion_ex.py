@@ -111,11 +111,13 @@ class CQEx(CQ):
         self._struct = self._ex.contents
         self._functions: dict[str, Callable[..., Any]] = {}
         self._poll_attr = byref(ibv_poll_cq_attr())
+        self._one_by_one = verbs.next_poll_ends_batch(self._ex)
         self._tm_info = ibv_wc_tm_info()
         #: held from start to end of a batch: a second thread waits here, not in the provider
         self._batch = threading.Lock()
         self._owner: int | None = None  # the thread whose batch is open
         self._current = False
+        self._locked = False  # whether the provider is within the batch too
 
     # ---- the iterator
 
@@ -166,7 +168,8 @@ class CQEx(CQ):
         self._outside("start a batch")
         self._batch.acquire()
         try:
-            self._current = self._advanced("ibv_start_poll", self._ready(), self._poll_attr)
+            self.pointer  # noqa: B018
+            self._start()
         except BaseException:
             self._batch.release()
             raise
@@ -190,8 +193,11 @@ class CQEx(CQ):
         """
         self._within("go on")
         self._current = False
-        self._current = self._advanced("ibv_next_poll", self._ex)
-        return self._current
+        if not self._one_by_one:
+            self._current = self._advanced("ibv_next_poll")
+            return self._current
+        self._end()
+        return self._start()
 
     def end_poll(self) -> None:
         """End the batch: what it went over is consumed.
@@ -204,12 +210,21 @@ class CQEx(CQ):
         self._within("end a batch")
         self._current, self._owner = False, None
         try:
-            self._function("ibv_end_poll")(self._ex)
+            self._end()
         finally:
             self._batch.release()
 
+    def _start(self) -> bool:
+        self._current = self._locked = self._advanced("ibv_start_poll", self._poll_attr)
+        return self._current
+
+    def _end(self) -> None:
+        if self._locked:
+            self._locked = False
+            self._function("ibv_end_poll")(self._ex)
+
     def _advanced(self, name: str, *args: Any) -> bool:
-        number = self._function(name)(*args)
+        number = self._function(name)(self._ex, *args)
         if number not in (0, errno.ENOENT):
             raise VerbsError(name, number, f"poll {self.name}")
         return bool(number == 0)
@@ -219,11 +234,6 @@ class CQEx(CQ):
         if function is None:
             function = self._functions[name] = verbs.op(name, self._ex)
         return function
-
-    def _ready(self) -> Any:
-        """The pointer, if the queue is open."""
-        self.pointer  # noqa: B018
-        return self._ex
 
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018

@@ -150,6 +150,7 @@ class QueuePair(Owned):
 
         Source: ibv_modify_qp(3).
         """
+        self.pointer  # noqa: B018
         attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
         self._check_pkeys(attr)
         self._modify(attr, mask, to, path)
@@ -171,6 +172,7 @@ class QueuePair(Owned):
 
         Source: ibv_modify_qp(3).
         """
+        self.pointer  # noqa: B018
         change = transitions.change(self.qp_type, self.state, attr, mask)
         if change.wrong:
             raise self._refused(errno.EINVAL, change.mask, change.to, None, change)

@@ -748,11 +748,38 @@ def ibv_next_poll(cq: Any) -> bool:
 
     Returns:
         Whether a completion is current. If not (ENOENT, no error), and also on an exception,
-        ``ibv_end_poll`` must still be called.
+        ``ibv_end_poll`` must still be called; but see :func:`next_poll_ends_batch`.
 
     Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
     """
     return _advance("ibv_next_poll", cq)
+
+
+def next_poll_ends_batch(cq: Any) -> bool:
+    """Whether the provider may end the batch by itself when ``ibv_next_poll`` finds nothing.
+
+    That is a fault of rxe's before rdma-core 60: ``ibv_end_poll``, which is due then, lets go of a lock
+    that is not held, and before 55 also goes one past the last completion, after which the queue seems
+    full of old ones. Who may not know the library's version does without ``ibv_next_poll`` there, and
+    starts a batch for each completion.
+
+    Source: rdma-core, providers/rxe/rxe.c, ``cq_next_poll``, and the commits b78b414e0 and 5e7aa4102.
+    """
+    address = ctypes.cast(cq.contents.next_poll, ctypes.c_void_p)
+    info = _DlInfo()
+    found = ctypes.pythonapi.dladdr(address, byref(info))
+    return bool(found) and os.path.basename(info.file_name or b"").startswith(b"librxe")
+
+
+class _DlInfo(ctypes.Structure):
+    """``Dl_info`` of dladdr(3): the shared object and the symbol that an address is in."""
+
+    _fields_ = (
+        ("file_name", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
 
 
 def ibv_end_poll(cq: Any) -> None:

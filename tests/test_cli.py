@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ends import V1, V2, end, gid, roce
-from test_device import port
+from samples import V1, V2, end, gid, port, roce
 
 import rdmaconnect
 from rdmaconnect import cli, device

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 import pytest
-from ends import U64, end, gid, infiniband, roce
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import U64, end, gid, infiniband, roce
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu
 from rdmaconnect.endpoint import MTU_BYTES, Gid, GidEntry, Options, RemoteRegion, mtu_code

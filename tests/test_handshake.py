@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ends import ID, end
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import ID, end
 from vectors import VALUES
 
 from rdmaconnect.abi import QpType
@@ -257,6 +257,11 @@ def test_a_repeated_message_is_answered_the_same_way_again(
         assert made.receive(MESSAGES[name]) is Outcome.REPEATED
         assert made.said == answer
         assert made.state is state
+
+
+def test_a_reject_of_unread_bytes_can_itself_be_read() -> None:
+    reject = Reject(NO_ID, "idle", 0, "not a message")
+    assert decode(encode(reject)) == reject
 
 
 def test_a_second_hello_that_says_something_else_is_a_fault() -> None:

@@ -246,7 +246,7 @@ def test_all_addresses_are_served_on_one_port() -> None:
     made = Service("tcp://*:0", MAX)
     port = made.url.rpartition(":")[2]
     try:
-        for host in ("127.0.0.1", "localhost"):
+        for host in ("127.0.0.1", "127.0.0.2"):
             with channel(f"tcp://{host}:{port}") as peer:
                 peer.send(host.encode())
                 assert take(meet(made)) == host.encode()
@@ -497,7 +497,7 @@ def test_no_descriptor_is_left_open() -> None:
         with pytest.raises(ValueError, match="connect to"):
             Channel("tcp://ho/st:5", MAX)
         with pytest.raises(OSError, match="listen on"):
-            Service("tcp://240.0.0.1:0", MAX)
+            Service("tcp://192.0.2.1:0", MAX)
 
     round_trip()  # ZeroMQ's own threads open theirs once
     until(lambda: stable_descriptors() or None)
@@ -527,8 +527,7 @@ def test_an_address_that_is_taken_is_named_with_a_way_out(service: Service) -> N
     assert "Another program listens there (`ss -ltnp` names it): end it, or take another port." in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["tcp://240.0.0.1:0", "tcp://no-such-interface:0"])
-def test_an_address_of_another_host_is_refused(url: str) -> None:
+def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(OSError, match=r"Give an address of this host, or \* for all\.$") as caught:
-        Service(url, MAX)
+        Service("tcp://192.0.2.1:0", MAX)
     assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)

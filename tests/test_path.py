@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from ends import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from rdmaconnect.endpoint import Endpoint, GidEntry, Options, PortAddress
@@ -191,6 +191,12 @@ def test_an_ipv6_subnet_comes_before_unrelated_ipv4_networks() -> None:
     assert ranked(mine, theirs) == [(1, 5), (0, 4)]
 
 
+def test_an_ipv4_subnet_comes_before_the_addresses_that_ipv6_hosts_gave_themselves() -> None:
+    mine = [gid("2001:db8::5054:ff:fe01:1", V2, 0), gid("10.0.0.1", V2, 1)]
+    theirs = [gid("2001:db8::9a03:9bff:fe8e:2", V2, 4), gid("10.0.0.9", V2, 5)]
+    assert ranked(mine, theirs) == [(1, 5), (0, 4)]
+
+
 def test_routable_comes_before_link_local() -> None:
     mine = [gid("fe80::1", V2, 0), gid("2001:db8:1::1", V2, 1), gid("169.254.0.1", V2, 2)]
     theirs = [gid("fe80::2", V2, 4), gid("2001:db8:2::1", V2, 5), gid("169.254.0.2", V2, 6)]
@@ -208,6 +214,11 @@ def test_fe80_is_a_plain_prefix_on_infiniband() -> None:
     fe80, fec0 = gid("fe80::2:c903:1", IB, 0), gid("2001:db8::2:c903:1", IB, 1)
     assert ranked([fe80], [fec0], infiniband_gids) == [(0, 1)]
     assert ranked([fe80], [fe80], infiniband_gids) == [(0, 0)]
+
+
+def test_routable_comes_before_link_local_on_infiniband_too() -> None:
+    mine, theirs = [gid("fe80::1", IB, 0), gid("2001:db8::1", IB, 1)], [gid("fd00::2", IB, 4)]
+    assert ranked(mine, theirs, infiniband_gids) == [(1, 4), (0, 4)]
 
 
 @given(ends(), ends())
@@ -240,8 +251,10 @@ def test_the_slot_used_is_where_the_value_is_now_not_where_the_peer_says() -> No
 
 def test_infiniband_in_one_subnet_goes_by_lid() -> None:
     mine, theirs = paths(end(infiniband(5)), end(infiniband(9)))
-    assert (mine.ah_attr.dlid, theirs.ah_attr.dlid) == (9, 5)
-    assert (mine.ah_attr.is_global, mine.ah_attr.dgid) == (0, bytes(16))
+    plain = {"sl": 0, "src_path_bits": 0, "static_rate": 0, "is_global": 0, "dgid": bytes(16), "flow_label": 0}
+    plain |= {"sgid_index": 0, "hop_limit": 0, "traffic_class": 0}
+    assert asdict(mine.ah_attr) == {"port_num": 1, "dlid": 9, **plain}
+    assert asdict(theirs.ah_attr) == {"port_num": 1, "dlid": 5, **plain}
     assert mine.why == ("by LID 0x5 to 0x9: InfiniBand, one subnet, no GRH required",)
 
 
@@ -267,6 +280,7 @@ def test_a_grh_is_used_between_subnets_and_not_within_one() -> None:
     assert paths(one, other)[0].ah_attr.is_global == 0
     assert paths(one, far)[0].ah_attr.is_global == 1
     assert paths(far, one)[0].ah_attr.dgid == gid("fe80::1").gid.raw
+    assert paths(one, end(infiniband(9)))[0].ah_attr.is_global == 0
 
 
 def test_a_grh_that_no_gid_can_fill_is_refused() -> None:

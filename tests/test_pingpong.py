@@ -9,9 +9,9 @@ from typing import Any
 
 import msgpack
 import pytest
-from ends import end, gid, infiniband, roce
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu
 from rdmaconnect.endpoint import Options

@@ -5,15 +5,26 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from ends import end, gid, roce
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import end, gid, roce
 
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, bits, ibv_qp_attr
 from rdmaconnect.endpoint import Options
 from rdmaconnect.errors import StateError
-from rdmaconnect.path import Wish, agree, make_path
-from rdmaconnect.transitions import FIELDS, RANGES, TABLE, Diagnosis, check_ranges, diagnose, step
+from rdmaconnect.path import AhAttr, Wish, agree, make_path
+from rdmaconnect.transitions import (
+    AH_RANGES,
+    FIELDS,
+    RANGES,
+    TABLE,
+    Diagnosis,
+    change,
+    check_ranges,
+    diagnose,
+    mask_of,
+    step,
+)
 
 M = QpAttrMask
 RC, UC, UD, RAW = QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PACKET
@@ -237,6 +248,38 @@ def test_a_path_can_be_walked_from_reset_to_rts() -> None:
     assert set(attr) == {"qp_state", "pkey_index", "port_num", "qp_access_flags"}
 
 
+B8, B16, B24, B32 = (2**bits - 1 for bits in (8, 16, 24, 32))
+#: what each field can mean, by the InfiniBand specification's widths and the sizes in struct ibv_qp_attr
+LIMITS = {
+    "path_mtu": (1, 5), "dest_qp_num": (1, B24), "rq_psn": (0, B24), "sq_psn": (0, B24), "qkey": (0, B32),
+    "timeout": (0, 31), "alt_timeout": (0, 31), "retry_cnt": (0, 7), "rnr_retry": (0, 7), "min_rnr_timer": (0, 31),
+    "max_rd_atomic": (0, B8), "max_dest_rd_atomic": (0, B8), "pkey_index": (0, B16), "alt_pkey_index": (0, B16),
+    "port_num": (1, 254), "alt_port_num": (1, 254), "rate_limit": (0, B32), "qp_access_flags": (0, B32),
+    "path_mig_state": (0, 2), "en_sqd_async_notify": (0, 1),
+}  # fmt: skip
+AH_LIMITS = {
+    "port_num": (1, 254), "dlid": (0, B16), "sl": (0, 15), "src_path_bits": (0, 127), "static_rate": (0, B8),
+    "is_global": (0, 1), "flow_label": (0, 2**20 - 1), "sgid_index": (0, B8), "hop_limit": (0, B8),
+    "traffic_class": (0, B8),
+}  # fmt: skip
+
+
+def test_the_ranges_are_those_of_the_fields() -> None:
+    assert {name: (least, greatest) for name, (least, greatest, _) in RANGES.items()} == LIMITS
+    assert {name: (least, greatest) for name, (least, greatest, _) in AH_RANGES.items()} == AH_LIMITS
+
+
+@pytest.mark.parametrize("name", ["ah_attr", "alt_ah_attr"])
+@pytest.mark.parametrize("part", AH_LIMITS)
+def test_a_value_out_of_range_inside_of_an_address_is_refused_by_name(name: str, part: str) -> None:
+    least, greatest = AH_LIMITS[part]
+    for value in (least, greatest):
+        check_ranges({name: AhAttr(**{"port_num": 1, part: value})})
+    for value in (least - 1, greatest + 1):
+        with pytest.raises(ValueError, match=rf"^{name}\.{part} is {value}: give {least} to {greatest} "):
+            check_ranges({name: AhAttr(**{"port_num": 1, part: value})})
+
+
 @pytest.mark.parametrize("name", RANGES)
 def test_a_value_out_of_range_is_refused_by_name(name: str) -> None:
     least, greatest, meaning = RANGES[name]
@@ -261,3 +304,44 @@ def test_a_step_refuses_a_value_out_of_range(bit: QpAttrMask) -> None:
 
 def test_values_that_are_no_integers_and_fields_without_a_range_pass() -> None:
     check_ranges({"ah_attr": object(), "qp_state": RTS, "cap": 10**9})
+
+
+# ---- explicit attributes
+
+
+@pytest.mark.parametrize("bit", list(FIELDS), ids=str)
+def test_the_mask_of_a_bits_fields_is_the_bit(bit: QpAttrMask) -> None:
+    assert mask_of(FIELDS[bit]) == bit
+    assert mask_of([]) == 0
+
+
+def test_a_name_that_is_no_attribute_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"^'gid_index' is no attribute that can be set: they are qp_state, "):
+        mask_of(["port_num", "gid_index"])
+
+
+def test_a_bit_with_only_some_of_its_fields_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs alt_pkey_index, alt_port_num, alt_timeout too"):
+        mask_of(["alt_ah_attr"])
+    with pytest.raises(ValueError, match="needs port_num too: without a value it would be 0"):
+        change(RC, RESET, {"qp_state": INIT}, M.STATE | M.PORT)
+
+
+def test_a_change_starts_where_the_queue_pair_is_or_is_said_to_be() -> None:
+    found = change(RC, SQD, {"qp_state": RTS})
+    assert (found.frm, found.to, found.mask, bool(found.wrong)) == (SQD, RTS, M.STATE, False)
+    found = change(RC, SQD, {"qp_state": RTS, "cur_qp_state": SQE})
+    assert (found.frm, found.to, found.mask) == (SQE, RTS, M.STATE | M.CUR_STATE)
+    found = change(RC, RTS, {"min_rnr_timer": 5})
+    assert (found.frm, found.to, found.mask, bool(found.wrong)) == (RTS, RTS, M.MIN_RNR_TIMER, False)
+    found = change(RC, RTS, {"min_rnr_timer": 5, "qp_state": INIT}, M.MIN_RNR_TIMER)
+    assert (found.to, found.mask) == (RTS, M.MIN_RNR_TIMER)
+
+
+def test_a_change_tells_how_its_mask_is_wrong() -> None:
+    found = change(RC, RESET, {"qp_state": INIT, "port_num": 1, "qkey": 5})
+    assert (found.wrong.missing, found.wrong.not_allowed) == (M.PKEY_INDEX | M.ACCESS_FLAGS, M.QKEY)
+    with pytest.raises(StateError, match="no such transition"):
+        change(RC, RESET, {"qp_state": RTS})
+    with pytest.raises(ValueError, match="^port_num is 0: "):
+        change(RC, RESET, {"qp_state": INIT, "port_num": 0})

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgpack
 import pytest
-from ends import ID, MTUS, TEXTS, U8, end, ends, gid, gids, regions, roce, wishes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from samples import ID, MTUS, TEXTS, U8, end, ends, gid, gids, regions, roce, wishes
 from vectors import VALUES, read
 
 from rdmaconnect import wire

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ends import IB, ID, V1, V2, end, gid, infiniband, roce
+from samples import IB, ID, V1, V2, end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
 from rdmaconnect.endpoint import RemoteRegion

@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from rdmaconnect.abi import GidType, LinkLayer, Mtu, QpType
+from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState, QpType
+from rdmaconnect.device import Port
 from rdmaconnect.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from rdmaconnect.path import Wish
 
@@ -31,6 +32,15 @@ def infiniband(lid: int = 5, *gids: GidEntry, **fields: Any) -> PortAddress:
 def end(port: PortAddress | None = None, **fields: Any) -> Endpoint:
     port = roce(gid("10.0.0.1")) if port is None else port
     return Endpoint(**{"qp_type": QpType.RC, "qp_num": 0x11, "psn": 0x111111, "port": port, "recv_size": 4096} | fields)
+
+
+def port(*gids: GidEntry, name: str = "rxe0", **fields: Any) -> Port:
+    """A port of this host, ACTIVE, on Ethernet; what no test asks for is 0."""
+    given = {
+        "device": name, "port_num": 1, "state": PortState.ACTIVE, "link_layer": LinkLayer.ETHERNET,
+        "max_mtu": Mtu.MTU_4096, "active_mtu": Mtu.MTU_1024, "flags": PortFlags(0), "pkeys": (0xFFFF,), "gids": gids,
+    }  # fmt: skip
+    return Port(**dict.fromkeys(Port.__dataclass_fields__, 0) | given | fields)
 
 
 # ---- the same, arbitrary

@@ -1,0 +1,190 @@
+"""Which room may know which: read from the imports, so that the design stays true."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import rdmaconnect
+
+ROOT = Path(rdmaconnect.__file__).parent
+FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted(ROOT.rglob("*.py"))}
+TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+every_file = pytest.mark.parametrize("name", FILES)
+
+#: values, tables, agreement, messages, conversation: no world
+PURE = {"endpoint", "path", "transitions", "wire", "handshake"}
+#: below the objects
+FLOOR = {"errors", "abi", "verbs", "deadline", "handle"}
+#: what joins the objects to the conversation, and what stands on that
+FRONT = {"prepare", "connection", "connect", "mesh", "diagnose", "pingpong", "cli", "__main__", "__init__"}
+#: the objects of libibverbs: every room that is none of the others; a new front must be named above
+OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - {"oob"}
+#: room -> the rooms that it may import, besides its own parts
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "abi": set(),
+    "verbs": {"abi", "errors"},
+    "deadline": {"errors"},
+    "handle": {"errors"},
+    "oob": {"errors", "deadline"},
+    **dict.fromkeys(PURE, PURE | {"abi", "errors"}),
+    **dict.fromkeys(OBJECTS, OBJECTS | FLOOR | PURE - {"wire", "handshake"}),
+}
+#: what a pure room is handed in, and so does not import
+IMPURE = {
+    "time", "datetime", "random", "secrets", "uuid", "os", "sys", "logging", "socket", "select", "threading",
+    "asyncio", "subprocess", "ctypes", "zmq", "pathlib",
+}  # fmt: skip
+PICKLES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def imports(name: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of everything that a file imports; ours with a leading dot."""
+    package = ["rdmaconnect", *name.split(".")[:-1]]
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, ""
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield module, alias.name
+
+
+def ours(name: str) -> set[str]:
+    """The files of this package that a file imports."""
+    found = set()
+    for module, what in imports(name):
+        if module == "rdmaconnect" or module.startswith("rdmaconnect."):
+            inner = module.removeprefix("rdmaconnect").removeprefix(".")
+            for candidate in (
+                f"{inner}.{what}".strip("."),
+                f"{inner}.{what}.__init__".strip("."),
+                inner,
+                f"{inner}.__init__",
+            ):
+                if candidate in FILES:
+                    found.add(candidate)
+                    break
+            else:
+                found.add("__init__")
+    return found
+
+
+def foreign(name: str) -> set[str]:
+    """The top-level packages of others that a file imports."""
+    return {module.partition(".")[0] for module, _ in imports(name)} - {"rdmaconnect"}
+
+
+def room(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """Every name that a program uses, texts and comments left out."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "asname", "arg"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                yield value
+
+
+def test_the_reader_of_imports_sees_them() -> None:
+    assert ours("verbs") == {"abi.__init__", "errors"}
+    assert ours("memory") >= {"verbs", "abi.__init__", "handle"}
+    assert ours("__main__") == {"cli"}
+    assert ours("__init__") >= {"connect", "errors"}
+    assert ours("abi.structs") >= {"abi.structs_device", "abi.cstruct"}
+    assert foreign("oob") >= {"zmq", "os", "threading"}
+    assert "ibv_modify_qp" in set(identifiers(TREES["verbs"]))
+    assert "device" in OBJECTS
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if room(name) in MAY_IMPORT])
+def test_a_room_knows_only_those_below_it(name: str) -> None:
+    known = {room(other) for other in ours(name)} - {room(name)}
+    assert known <= MAY_IMPORT[room(name)]
+
+
+def test_the_rooms_of_the_design_are_there() -> None:
+    assert set(MAY_IMPORT) <= {room(name) for name in FILES}
+
+
+def test_there_is_no_cycle() -> None:
+    order = list(TopologicalSorter({name: ours(name) - {name} for name in FILES}).static_order())
+    assert order.index("errors") < order.index("verbs") < order.index("device") < order.index("cli")
+
+
+def test_nothing_imports_the_command_line() -> None:
+    assert {name for name in FILES if "cli" in ours(name)} == {"__main__"}
+    assert not any("__main__" in ours(name) for name in FILES)
+
+
+def test_only_one_file_speaks_zeromq() -> None:
+    assert {name for name in FILES if "zmq" in foreign(name)} == {"oob"}
+
+
+def test_only_one_file_loads_a_library() -> None:
+    loaders = {"CDLL", "PyDLL", "WinDLL", "LibraryLoader", "LoadLibrary", "cdll", "find_library", "dlopen"}
+    assert {name for name, tree in TREES.items() if loaders & set(identifiers(tree))} == {"verbs"}
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_a_pure_room_is_handed_clock_chance_and_world(name: str) -> None:
+    assert not foreign(name) & IMPURE
+    assert not {"open", "print", "input", "environ", "getenv"} & set(identifiers(TREES[name]))
+
+
+@every_file
+def test_c_names_stay_where_c_is_spoken(name: str) -> None:
+    if room(name) in PURE | FRONT | FLOOR - {"abi", "verbs"} | {"oob"}:
+        assert [word for word in identifiers(TREES[name]) if word.startswith("ibv_")] == []
+
+
+@every_file
+def test_nothing_is_pickled_or_evaluated(name: str) -> None:
+    assert not foreign(name) & PICKLES
+    called = {
+        node.func.id for node in ast.walk(TREES[name]) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert not called & {"eval", "exec", "__import__"}
+
+
+@every_file
+def test_what_a_file_offers_is_there(name: str) -> None:
+    if name != "__main__":
+        module = importlib.import_module(f"rdmaconnect.{name}".removesuffix(".__init__"))
+        offered = getattr(module, "__all__", [])
+        assert [word for word in offered if not hasattr(module, word)] == []
+        assert len(set(offered)) == len(offered)
+
+
+def test_the_package_offers_about_thirty_names_and_no_code() -> None:
+    assert {"connect", "listen", "Connection", "Listener", "Options", "RdmaConnectError"} <= set(rdmaconnect.__all__)
+    assert len(rdmaconnect.__all__) < 60
+    allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign)
+    assert all(isinstance(node, allowed) for node in TREES["__init__"].body)
+
+
+def test_no_room_is_called_after_nothing() -> None:
+    assert not {name.rpartition(".")[2] for name in FILES} & {"utils", "util", "common", "helpers", "misc", "core"}
+
+
+@every_file
+def test_a_file_says_what_it_is_and_its_public_things_what_they_do(name: str) -> None:
+    assert ast.get_docstring(TREES[name])
+    missing = [
+        node.name
+        for node in TREES[name].body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert missing == []
