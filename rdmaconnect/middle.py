@@ -47,6 +47,7 @@ class Middle:
         remote: the peer's named regions, name -> :class:`RemoteRegion`.
         regions: this end's named regions, name -> :class:`MR`.
         private_data: what the peer's application gave to ``connect`` or ``listen``.
+        max_send_size: bytes of the longest message that can be sent.
         ah: for UD, the address handle that leads to the peer; None else.
         connect_s: seconds from the first call until the connection stood.
     """
@@ -77,7 +78,7 @@ class Middle:
             self._lane.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
         most = self.peer.recv_size
-        self._max_send = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
+        self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
         self._stage: memoryview | None = None
         self._stage_mr: MR | None = None
         self._stages: list[int] = []
@@ -100,13 +101,15 @@ class Middle:
 
     def _send(self, data: Any, deadline_s: float | None) -> Story[None]:
         deadline, length = Deadline(deadline_s), _length(data)
-        if length > self._max_send:
+        if length > self.max_send_size:
             what = (
                 "the path MTU is the most that a datagram can carry"
                 if self.ah
                 else "Give the peer a larger recv_size, or use write()"
             )
-            raise ValueError(f"send {length} bytes: the peer takes at most {self._max_send} in one message. {what}.")
+            raise ValueError(
+                f"send {length} bytes: the peer takes at most {self.max_send_size} in one message. {what}."
+            )
         yield from self._transfer(WrOpcode.SEND, data, length, deadline, f"send {length} bytes")
 
     def _recv(self, deadline_s: float | None) -> Story[bytes]:
@@ -202,7 +205,7 @@ class Middle:
             place = (data.region.addr, length, data.lkey)
         elif length == 0:
             place = (0, 0, 0)
-        elif length <= self._max_send:
+        elif length <= self.max_send_size:
             slot, place = yield from self._staged(data, length, deadline, doing)
             release = lambda: self._stages.append(slot)  # noqa: E731
         else:
@@ -216,7 +219,7 @@ class Middle:
         """Copy into a free slot of the staging memory."""
         with self._engine.lock:
             if self._stage is None or self._stage_mr is None:
-                memory = mmap.mmap(-1, _STAGES * self._max_send)
+                memory = mmap.mmap(-1, _STAGES * self.max_send_size)
                 self._stage_mr = self._register(memory, AccessFlags(0))
                 self._stage, self._stages = memoryview(memory), list(range(_STAGES))
             stage, mr = self._stage, self._stage_mr
@@ -226,7 +229,7 @@ class Middle:
                 if self._stages:
                     slot = self._stages.pop()
                     break
-        start = slot * self._max_send
+        start = slot * self.max_send_size
         stage[start : start + length] = memoryview(data).cast("B")
         return slot, (mr.addr + start, length, mr.lkey)
 

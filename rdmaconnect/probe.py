@@ -44,7 +44,7 @@ class Prober:
         first = connections[0]
         self._connections, self._wire = connections, first._wire
         self._engine = first._engine
-        self._sizes = tuple(sorted({min(SMALL, first._max_send), self._large(first, first._max_send)}))
+        self._sizes = tuple(sorted({min(SMALL, first.max_send_size), self._large(first, first.max_send_size)}))
         self._due = {
             index: {min(SMALL, c.local.recv_size), self._large(c, c.local.recv_size)}
             for index, c in enumerate(connections)

@@ -21,7 +21,7 @@ def test_blocking(node1: Node, node2: Node, qp_type: str) -> None:
     with connected(node1, node2, connect={"qp_type": qp_type}) as (here, there):
         assert str(here.local.qp_type) == str(there.local.qp_type) == qp_type
         for one, other in ((here, there), (there, here)):
-            for size in (0, 1, 1000, one._max_send):
+            for size in (0, 1, 1000, one.max_send_size):
                 data = random.Random(size).randbytes(size)
                 one.send(data)
                 assert other.recv(deadline_s=PATIENCE) == data
