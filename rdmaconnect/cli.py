@@ -97,9 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         "-r",
         "--rx-depth",
         type=int,
-        default=_SIZES.recv_depth,
         metavar="N",
-        help="receives kept posted (%(default)s)",
+        help=f"receives kept posted ({_SIZES.recv_depth})",
     )
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
@@ -161,7 +160,7 @@ def _pingpong(args: argparse.Namespace) -> int:
         "gid_index": args.gid_index,
         "path_mtu": args.mtu,
         "sl": args.sl,
-        "recv_size": max(args.size or 0, _SIZES.recv_size),
+        "recv_size": args.size if (args.size or 0) > _SIZES.recv_size else None,
         "recv_depth": args.rx_depth,
         "spin": 0 if args.events else _DEFAULTS.spin,
     }

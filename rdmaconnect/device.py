@@ -386,10 +386,10 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
         try:
             with open_device(name) as context:
                 ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
-        except VerbsError as e:
+        except (VerbsError, DeviceError) as e:
             if options.device is not None:
                 raise
-            problems.append(str(e))
+            problems.append(str(e).rstrip("."))
             continue
         found += [(_merit(port, sources), port) for port in ports if port.state == PortState.ACTIVE]
         problems += [str(port) for port in ports if port.state != PortState.ACTIVE]

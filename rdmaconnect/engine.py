@@ -15,7 +15,7 @@ from .completion import CQ, CompChannel
 from .device import Context
 from .endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion, Sizes
 from .errors import CompletionError, StateError
-from .memory import MR, PD
+from .memory import MR, PD, Sge
 from .path import ACCESS, Path
 from .queuepair import QueuePair
 from .request import RecvRequest, SendRequest
@@ -215,7 +215,10 @@ class Lane:
                 return False
             self._next_id += 1
             sent.wr_id = self._next_id
-            self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote, to=to)
+            if to is None:
+                self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote)
+            else:
+                self._request.send(sent.wr_id, sge=Sge(*place), to=to)
             self.qp.post_send(self._request)
             self.sent[sent.wr_id] = sent
             return True

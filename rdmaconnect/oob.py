@@ -9,6 +9,7 @@ channel's monitor tells refused, silent and foreign listeners apart.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import os
 import struct
@@ -195,7 +196,8 @@ class Channel(_Wire):
         with self._lock:
             if not self._socket.closed:
                 self._said = frame
-                self._socket.send(frame, zmq.NOBLOCK)
+                with contextlib.suppress(zmq.Again):  # ZeroMQ has given this peer up: nobody would hear it
+                    self._socket.send(frame, zmq.NOBLOCK)
 
     def recv(self) -> bytes | None:
         """The next frame, or None if there is none now.
@@ -258,7 +260,7 @@ class Channel(_Wire):
         if self._keys and (value == _CRYPTOGRAPHIC or (no_word and self._refusals >= _REFUSALS)):
             raise AuthenticationError(
                 f"connect to {self.url}: the listener broke the handshake off: "
-                "it has another key than this side expects, or another secret."
+                "it has another key than this side expects, another secret, or none."
             )
         if not no_word or value not in (errno.EPIPE, errno.ECONNRESET):
             raise RemoteProtocolError(

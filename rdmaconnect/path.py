@@ -13,7 +13,18 @@ from .abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from .endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress
 from .errors import PeerMismatch, RemoteProtocolError
 
-__all__ = ["Agreement", "AhAttr", "Path", "Wish", "agree", "make_path", "rank_pairs"]
+__all__ = [
+    "Agreement",
+    "AhAttr",
+    "Candidate",
+    "Path",
+    "Wish",
+    "agree",
+    "candidates",
+    "make_path",
+    "narrow",
+    "rank_pairs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,9 @@ class Agreement:
     traffic_class: int
     flow_label: int
     pkey: int
+
+    def __post_init__(self) -> None:
+        Wish(self.path_mtu, self.sl, self.traffic_class, self.flow_label)
 
 
 @dataclass(frozen=True, slots=True)

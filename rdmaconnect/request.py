@@ -68,7 +68,6 @@ class SendRequest(Work):
         lkey: int,
         *,
         remote: RemoteRegion | None = None,
-        to: UdAddress | None = None,
         flags: SendFlags = SendFlags.SIGNALED,
     ) -> SendRequest:
         """Set everything for the next post: for the hot path, so arguments are hardly looked at.
@@ -78,7 +77,6 @@ class SendRequest(Work):
             opcode: SEND, RDMA_WRITE or RDMA_READ.
             addr, length, lkey: the local bytes; a length of 0 sends an empty message.
             remote: the remote ones, for RDMA.
-            to: for UD, where it goes.
             flags: ``SendFlags`` without ``INLINE``.
 
         Raises:
@@ -93,8 +91,6 @@ class SendRequest(Work):
         wr.num_sge = 1 if length else 0  # some devices read a length of 0 as 2 GiB
         if remote is not None:
             wr.wr.rdma.remote_addr, wr.wr.rdma.rkey = remote.addr, remote.rkey
-        elif to is not None:
-            wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey = to.ah.pointer, to.remote_qpn, to.remote_qkey
         self.work = None
         return self
 

@@ -241,9 +241,10 @@ def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str
     assert url == "tcp://10.0.0.7:4"
     assert options == {
         "device": "rxe1", "port_num": 2, "gid_index": 3, "path_mtu": 1024, "sl": 5, "recv_size": 100000,
-        "recv_depth": 6, "spin": 0, "deadline_s": 2.5,
+        "recv_depth": 6, "spin": 0, "deadline_s": 2.5, "qp_type": "RC",
     }  # fmt: skip
-    Options(**{name: value for name, value in options.items() if name != "deadline_s"})
+    Options(**{name: value for name, value in options.items() if name not in ("deadline_s", "qp_type")})
+    assert asked("peer", "-t", "ud")[1]["qp_type"] == "UD"
 
 
 def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
@@ -253,6 +254,7 @@ def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[s
     url, options = asked("peer")
     assert url == "tcp://peer:18515"
     assert options.pop("deadline_s") == 30
+    assert options.pop("qp_type") == "RC"
     assert Options(**options) == Options()
 
 
@@ -277,7 +279,7 @@ REPORT = Report(
 class Connected:
     """Stands in for a connection."""
 
-    local, peer, path = HERE, THERE, PATH
+    local, peer, path, max_send_size = HERE, THERE, PATH, 4096
 
     def __init__(self, *args: Any, **options: Any) -> None:
         pass
