@@ -9,6 +9,7 @@ descriptors and a ``Call`` goes to a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Generator, Iterable
@@ -36,9 +37,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call something that may block for seconds; the story is sent its result, or its exception is raised there."""
+    """Call something that may block for seconds; the story is sent its result, or its exception is raised there.
+
+    Args:
+        function: what to call.
+        undo: takes back a result that comes when the story was cancelled meanwhile, and so has no use for it.
+    """
 
     function: Callable[[], Any]
+    undo: Callable[[Any], None] | None = None
 
 
 Story = Generator["Wait | Call", Any, T]
@@ -66,7 +73,7 @@ def run(story: Story[T]) -> T:
 async def arun(story: Story[T]) -> T:
     """Tell a story on the running event loop, and return what it returns.
 
-    When cancelled, the story is told so where it waits, and cleans up.
+    When cancelled, the story is told so where it waits, after a call that is under way, and cleans up.
     """
     try:
         request = next(story)
@@ -87,8 +94,12 @@ async def _in_thread(request: Call) -> Any:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        # the call still uses what the story would free now
-        await asyncio.wait([future])
+        # the call still uses what the story would free now, however often it is cancelled
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if future.exception() is None and request.undo is not None:
+            request.undo(future.result())
         raise
 
 
@@ -104,12 +115,12 @@ async def _readable(request: Wait) -> set[int]:
     future: asyncio.Future[int] = loop.create_future()
     limits = [request.deadline.left_s] + ([request.slice_ms / 1000] if request.slice_ms is not None else [])
     limit = min(limits)
-    for fd in request.fds:
-        if fd not in readers:
-            readers[fd] = set()
-            loop.add_reader(fd, _wake, readers, fd)
-        readers[fd].add(future)
     try:
+        for fd in request.fds:
+            if fd not in readers:
+                loop.add_reader(fd, _wake, readers, fd)
+                readers[fd] = set()
+            readers[fd].add(future)
         done, _ = await asyncio.wait([future], timeout=None if math.isinf(limit) else limit)
         return {future.result()} if done else set()
     finally:
