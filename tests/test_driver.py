@@ -129,10 +129,9 @@ def test_what_a_call_raises_is_raised_in_the_story_and_may_be_handled_there(tell
         pytest.skip("an executor's thread gets no KeyboardInterrupt")
 
     def story() -> Story[str]:
-        try:
+        with pytest.raises(type(error)) as caught:
             yield Call(lambda: raises(error))
-        except BaseException as e:  # noqa: BLE001  that is what is tested
-            assert e is error
+        assert caught.value is error
         answer: str = yield Call(lambda: "and on it goes")
         return answer
 
