@@ -7,6 +7,7 @@ Nothing here is ever printed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable
@@ -102,7 +103,11 @@ def keys_for(
 
 def _in_folder(folder: FilePath, public: bytes) -> bool:
     """Looked up at each connection, so that keys can be added and taken away."""
-    return any(_load(str(path), need_secret=False)[0] == public for path in sorted(folder.glob("*.key")))
+    for path in sorted(folder.glob("*.key")):
+        with contextlib.suppress(ValueError):  # a file that is no key lets nobody in, and keeps nobody out
+            if _load(str(path), need_secret=False)[0] == public:
+                return True
+    return False
 
 
 def keygen(folder: str, name: str) -> tuple[str, str]:
