@@ -27,7 +27,7 @@ from .abi import QpType
 from .errors import LocalProtocolError, PeerRejected, RemoteProtocolError
 from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply
 
-__all__ = ["RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State"]
+__all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State", "counts"]
 
 
 class Role(Enum):
@@ -77,6 +77,16 @@ for _table in (SENDS, RECEIVES):
     for _role in Role:
         _table[_role].update({(s, Reject): _S.CLOSED for s in State if s is not _S.CLOSED})
         _table[_role].update({(_S.JOINED, Proof): _S.JOINED, (_S.JOINED, Beat): _S.JOINED, (_S.JOINED, Bye): _S.CLOSED})
+
+
+def counts(theirs: bytes, mine: bytes) -> bool:
+    """Whether the peer's call counts where both sides call each other: the one with the smaller id does.
+
+    Args:
+        theirs: the id of the peer's hello.
+        mine: the id of this side's.
+    """
+    return theirs < mine
 
 
 class Handshake:

@@ -15,7 +15,7 @@ from .deadline import Deadline
 from .device import open_device, rank_ports
 from .driver import Call, Story, Wait, arun, run
 from .errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
-from .handshake import Handshake, Outcome, Role, State
+from .handshake import Handshake, Outcome, Role, State, counts
 from .listener import Half
 from .messages import Hello
 from .oob import Channel, Service, host_of, tcp_url
@@ -96,15 +96,20 @@ def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms,
     ports = yield Call(partial(rank_ports, calling.options, host_of(url)))
     service = Service(tcp_url(local, bind=True), MAX_FRAME, called.keys)
     meeting: _Meeting | None = None
+    prepared: Prepared | None = None
     try:
         prepared = yield Call(
-            lambda: Prepared(open_device(ports[0].device), ports[0], calling.qp_type, calling.options, calling.regions)
+            lambda: Prepared(open_device(ports[0].device), ports[0], calling.qp_type, calling.options, calling.regions),
+            undo=Prepared.close,
         )
+        assert prepared is not None
         meeting = _Meeting(front, service, url, prepared, calling, called)
         connection = yield from meeting.story(deadline)
     finally:
         if meeting is not None:
             meeting.close()
+        elif prepared is not None:
+            prepared.close()
         service.close()
     connection.connect_s = deadline.waited_s
     made: M = connection
@@ -122,18 +127,20 @@ class _Meeting:
         self._calling, self._called = calling, called
         self._halves: list[Half] = []
         self._answering: Half | None = None
-        self._channel: Channel | None = Channel(url, MAX_FRAME, calling.keys)
+        self._channel: Channel | None = None
         self._call()
 
     def _call(self) -> None:
-        """Say hello, with an id of its own."""
+        """Say hello on a line and with an id of its own: to the peer it is another call."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = Channel(self._url, MAX_FRAME, self._calling.keys)
         self.handshake = Handshake(Role.CONNECTOR, secrets.token_bytes(16))
         assert self.handshake.id is not None
         terms, prepared = self._calling, self._prepared
         hello = Hello(
             self.handshake.id, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, meet=True
         )
-        assert self._channel is not None
         self._channel.send(encode(self.handshake.send(hello)))
         log.debug("meet: hello sent to %s", self._url)
 
@@ -164,7 +171,7 @@ class _Meeting:
             raise
         connection = self._front(self._prepared, self._prepared.lanes[0], joints[0])
         self._channel = None
-        yield from prove([connection], deadline)
+        yield from prove([connection], self._calling, deadline)
         return connection
 
     def _as_called(self) -> Story[Any]:
@@ -174,7 +181,10 @@ class _Meeting:
             try:
                 before = half.handshake.state
                 state = half.listen()
-                if state is State.HEARD and before is State.IDLE:
+                if half.stray:
+                    self._halves.remove(half)
+                    half.line.close()
+                elif state is State.HEARD:
                     yield from self._heard(half)
                 elif state is State.JOINED:
                     if before is not State.JOINED:
@@ -195,11 +205,11 @@ class _Meeting:
         return None
 
     def _heard(self, half: Half) -> Story[None]:
-        """The peer called too: the smaller id counts."""
+        """The peer called too: the smaller id counts. It may count later, when this side has called anew."""
         if not half.hello.meet:
             raise StateError("this side meets one peer, it does not listen: call meet().")
         assert self.handshake.id is not None
-        if half.hello.id < self.handshake.id and self._answering is None:
+        if self._answering is None and counts(half.hello.id, self.handshake.id):
             self._answering = half
             yield Call(partial(half.answer, self._prepared, self._called, (self._prepared.address,)))
 

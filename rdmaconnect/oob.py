@@ -1,4 +1,4 @@
-"""The out-of-band channel: frames between two hosts over ZeroMQ. The only file that imports zmq.
+"""The out-of-band channel: frames between two hosts over ZeroMQ. With ``curve`` the only file that imports zmq.
 
 A :class:`Channel` is the connector's DEALER, a :class:`Service` the listener's ROUTER, a :class:`Line`
 one peer's part of a service. All are driven without blocking: ``recv`` takes what is there, ``wait``
@@ -329,11 +329,14 @@ class Service(_Wire):
             line = self.peers.get(name.bytes)
             if line is None:
                 address = frames[0].get("Peer-Address") if frames else ""
-                line = Line(self, name.bytes, str(address))
-                self.peers[line.name] = line
-                self._strangers.append(line)
+                line = self._stranger(name.bytes, str(address))
             if len(frames) == 1:
                 line.inbox.append(frames[0].bytes)
+
+    def _stranger(self, name: bytes, address: str) -> Line:
+        line = self.peers[name] = Line(self, name, address)
+        self._strangers.append(line)
+        return line
 
     def accept(self) -> Line | None:
         """A peer that was not here before, or None."""
@@ -424,9 +427,13 @@ class Line:
             self.service.lend()
 
     def close(self) -> None:
-        """Forget this peer. Twice is fine."""
+        """Forget this peer; what it said and nobody read begins a new line. Twice is fine."""
         with self.service._lock:
-            self.service.peers.pop(self.name, None)
+            if self.service.peers.get(self.name) is self:
+                del self.service.peers[self.name]
+                if self.inbox:
+                    self.service._stranger(self.name, self.address).inbox.extend(self.inbox)
+                    self.inbox.clear()
         if self._kept:
             self._kept = False
             self.service.close()
