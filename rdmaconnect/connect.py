@@ -230,7 +230,7 @@ def connect_story(
                 made = yield from _one_way(front, channel, terms, attempts, count, deadline, via)
                 break
             except RdmaConnectError as e:
-                attempts.failed(e, deadline)
+                yield Call(partial(attempts.failed, e, deadline))
     except BaseException:
         channel.close()
         raise
@@ -252,12 +252,12 @@ def _one_way(
     via: Middle | None,
 ) -> Story[list[M]]:
     """Prepare, attempt, prove, by the way that is tried now."""
-    prepared = via._prepared if via else (yield Call(partial(attempts.prepare, count)))
+    prepared = via._prepared if via else (yield Call(partial(attempts.prepare, count), undo=Prepared.close))
     prepared.lend()
     try:
         joints = yield from _attempt(channel, prepared, terms, attempts, deadline)
         made = [front(prepared, lane, joint) for lane, joint in zip(prepared.lanes, joints, strict=True)]
-        yield from prove(made, deadline)
+        yield from prove(made, terms, deadline)
         return made
     finally:
         prepared.close()
@@ -281,15 +281,14 @@ class _Attempts:
 
     def failed(self, error: RdmaConnectError, deadline: Deadline) -> None:
         """Choose the next way, or raise the error."""
-        if self.used is not None:
-            self._tried.add(_way(self.used))
-        theirs = [p for p in getattr(error, "ports", ()) if isinstance(p, PortAddress)] or self.theirs
-        left = [way for way in self._ways(theirs) if _way(way) not in self._tried] if self._may_help(error) else []
+        left = self._left(error) if self._may_help(error) else []
         if not left or deadline.left_s <= 0:
-            if self._told:
-                error.args = (*error.args, f"tried before: {'; '.join(self._told)}")
+            told = [words for words in dict.fromkeys(self._told) if words != str(error)]
+            if told:
+                _say_more(error, f"Tried before: {' '.join(told)}")
             raise error
         way = left[0]
+        self._tried.add(_way(way))
         self._told.append(str(error))
         self.port = next(p for p in self.ports if (p.device, p.port_num) == (way.here.device, way.here.port_num))
         gids = [port.gids[0].gid.raw if port.gids else None for port in (way.here, way.there)]
@@ -297,14 +296,24 @@ class _Attempts:
         self.target = Target(way.there.device, way.there.port_num, gids[0], gids[1])
         log.debug("again: %s, after %s", way, error)
 
-    def _ways(self, theirs: Sequence[PortAddress]) -> list[Candidate]:
+    def _left(self, error: RdmaConnectError) -> list[Candidate]:
+        """The ways that were not tried yet, the best first."""
+        theirs = [p for p in getattr(error, "ports", ()) if isinstance(p, PortAddress)] or self.theirs
+        mine = self._mine()
+        if self.used is None:  # rejected without a reply: a listener with a free choice takes its first port's best
+            self.used = next(iter(candidates(mine[:1], theirs[:1])), None)
+        if self.used is not None:
+            self._tried.add(_way(self.used))
+        return [way for way in candidates(mine, theirs) if _way(way) not in self._tried]
+
+    def _mine(self) -> list[PortAddress]:
         # a GID index that was asked for means one port's: nothing else is meant
         ports = self.ports if self.terms.options.gid_index is None else self.ports[:1]
         mine = []
         for port in ports:
             with contextlib.suppress(DeviceError), open_device(port.device) as context:
                 mine.append(port.address(context.query_device(), self.terms.options))
-        return candidates(mine, theirs)
+        return mine
 
     @staticmethod
     def _may_help(error: RdmaConnectError) -> bool:
@@ -318,6 +327,15 @@ class _Attempts:
     def why(self) -> tuple[str, ...]:
         """In words, what was tried before."""
         return tuple(f"rejected: {words}" for words in self._told)
+
+
+def _say_more(error: RdmaConnectError, words: str) -> None:
+    """Add a sentence to an error's message."""
+    text = f"{error} {words}"
+    if isinstance(error, OSError):
+        error.args, error.strerror = (error.errno, text), text
+    else:
+        error.args = (text,)
 
 
 def _way(way: Candidate) -> tuple[Any, ...]:
@@ -392,10 +410,10 @@ def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> 
             return
 
 
-def prove(made: Sequence[Middle], deadline: Deadline) -> Story[None]:
-    """Prove the data path if that was asked for; close everything if it fails."""
+def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline) -> Story[None]:
+    """Prove the data path if the hello asked for it; close everything if it fails."""
     try:
-        if made[0]._prepared.options.probe:
+        if terms.options.probe:
             prober = Prober(made, deadline)
             try:
                 yield from prober.story()
@@ -430,7 +448,7 @@ def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None)
         channel.close()
         raise
     connection._join(joints[0])
-    yield from prove([connection], deadline)
+    yield from prove([connection], terms, deadline)
 
 
 # ---- what both sides do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import weakref
@@ -73,6 +74,8 @@ class Half:
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
         self.made: list[Middle] = []
+        #: whether its first message belongs to a conversation that is over
+        self.stray = False
         self._paths: list[Path] = []
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
@@ -88,6 +91,7 @@ class Half:
         frame = None if self.made else self.line.recv()
         if frame is not None:
             outcome = self.handshake.receive(decode(frame))
+            self.stray = outcome is Outcome.STALE and self.handshake.state is State.IDLE
             if outcome is Outcome.REPEATED and self.handshake.said is not None:
                 self.line.send(encode(self.handshake.said))
         return self.handshake.state
@@ -268,6 +272,9 @@ class Reception(Generic[M]):
         """Whether the half has become a whole."""
         before = half.handshake.state
         state = half.listen()
+        if half.stray:
+            half.line.close()
+            return True
         if state is State.HEARD:
             held = self._held(half)
             if held is not None and half.hello.prev not in self._awaited:
@@ -316,20 +323,25 @@ class Reception(Generic[M]):
             yield Call(partial(half.answer, again._prepared, self._terms, (again._prepared.address,)))
             return
         ports = yield Call(partial(self._ports, half))
-        prepared = yield Call(partial(self._prepare, half, ports))
-        addresses = tuple(self._address(port) for port in ports)[:MAX_PORTS]
-        yield Call(partial(half.answer, prepared, self._terms, addresses))
+        prepared = yield Call(partial(self._prepare, half, ports), undo=self._unprepare)
+        yield Call(partial(half.answer, prepared, self._terms, half.ports))
 
     def _ports(self, half: Half) -> list[Port]:
-        return rank_ports(self._terms.options, _peer_host(half.line.address))
+        ports = rank_ports(self._terms.options, _peer_host(half.line.address))
+        # a GID index that was asked for means one port's: nothing else is meant
+        return ports if self._terms.options.gid_index is None else ports[:1]
 
-    def _address(self, port: Port) -> PortAddress:
-        with open_device(port.device) as context:
-            return port.address(context.query_device(), self._terms.options)
+    def _offers(self, ports: list[Port]) -> tuple[PortAddress, ...]:
+        """What a peer is told of the ports; those that have no address are left out."""
+        found = []
+        for port in ports[:MAX_PORTS]:
+            with contextlib.suppress(DeviceError), open_device(port.device) as context:
+                found.append(port.address(context.query_device(), self._terms.options))
+        return tuple(found)
 
     def _prepare(self, half: Half, ports: list[Port]) -> Prepared:
         hello, port = half.hello, ports[0]
-        half.ports = tuple(self._address(port) for port in ports)[:MAX_PORTS]
+        half.ports = self._offers(ports)
         if hello.target is not None:
             wanted = (hello.target.device, hello.target.port_num)
             named = [port for port in ports if (port.device, port.port_num) == wanted]
@@ -345,6 +357,10 @@ class Reception(Generic[M]):
             self._shared = prepared
             prepared.lend()
         return prepared
+
+    def _unprepare(self, prepared: Prepared) -> None:
+        if prepared is not self._shared:
+            prepared.close()
 
     def _await_again(self, connection: Middle, deadline_s: float | None) -> Story[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
