@@ -283,12 +283,17 @@ class Lane:
     # ---- states
 
     def to_rtr(self, path: Path) -> None:
-        """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE."""
-        self.qp.move(QpState.RTR, path)
+        """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE.
+
+        A UD queue pair is there already where it serves another peer.
+        """
+        if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
+            self.qp.move(QpState.RTR, path)
 
     def to_rts(self, path: Path) -> None:
         """RTR to RTS: from here on it may send."""
-        self.qp.move(QpState.RTS, path)
+        if not (self.is_ud and self.qp.state is QpState.RTS):
+            self.qp.move(QpState.RTS, path)
 
     def close(self) -> None:
         """Flush through ERR, and destroy the queue pair. Twice is fine."""
