@@ -59,7 +59,7 @@ def test_asyncio(node1: Node, node2: Node, qp_type: str) -> None:
         ticker.cancel()
         return back, ticks
 
-    there = node2.start(asyncio.run, serve())
+    there = node2.start(asyncio.run, asyncio.wait_for(serve(), PATIENCE * 2))
     back, ticks = node1.start(asyncio.run, call()).result(PATIENCE * 2)
     assert (there.result(PATIENCE), back) == (b"forwards", b"sdrawrof")
     assert ticks >= 5
