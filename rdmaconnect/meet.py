@@ -16,7 +16,7 @@ from .device import open_device, rank_ports
 from .driver import Call, Story, Wait, arun, run
 from .errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
 from .handshake import Handshake, Outcome, Role, State, counts
-from .listener import Half
+from .listener import HALF_OPEN_S, Half
 from .messages import Hello
 from .oob import Channel, Service, host_of, tcp_url
 from .path import Wish
@@ -211,6 +211,7 @@ class _Meeting:
         assert self.handshake.id is not None
         if self._answering is None and counts(half.hello.id, self.handshake.id):
             self._answering = half
+            half.deadline = Deadline(HALF_OPEN_S, ConnectTimeout)  # it may have waited for long
             yield Call(partial(half.answer, self._prepared, self._called, (self._prepared.address,)))
 
     def close(self) -> None:
