@@ -319,7 +319,7 @@ class _Attempts:
     def _may_help(error: RdmaConnectError) -> bool:
         """Whether another pair of ports or GIDs may do what this one did not."""
         if isinstance(error, PeerRejected):
-            return bool(error.ports)
+            return bool(error.ports) and error.errno in (0, *PATH_ERRNOS)
         return isinstance(error, PeerMismatch) or (
             isinstance(error, ModifyError | VerbsError) and error.errno in PATH_ERRNOS
         )
