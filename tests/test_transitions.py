@@ -343,5 +343,5 @@ def test_a_change_tells_how_its_mask_is_wrong() -> None:
     assert (found.wrong.missing, found.wrong.not_allowed) == (M.PKEY_INDEX | M.ACCESS_FLAGS, M.QKEY)
     with pytest.raises(StateError, match="no such transition"):
         change(RC, RESET, {"qp_state": RTS})
-    with pytest.raises(ValueError, match="^port_num is 0: "):
+    with pytest.raises(ValueError, match=r"^port_num is 0: "):
         change(RC, RESET, {"qp_state": INIT, "port_num": 0})
