@@ -398,4 +398,5 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
             f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
             "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
         )
-    return [port for _, port in sorted(found, key=lambda pair: pair[0], reverse=True)]
+    here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
+    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]

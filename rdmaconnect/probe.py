@@ -53,6 +53,7 @@ class Prober:
         self._told = False
         self._deadline = Deadline(min(deadline.left_s, PATIENCE_S), ConnectTimeout)
         self._sent: list[Sent] = []
+        self._last: dict[int, Sent] = {}
         self._sent_at = time.monotonic()
         room = sum(self._sizes)
         memory = mmap.mmap(-1, room * len(connections))
@@ -122,9 +123,14 @@ class Prober:
         for work in self._waiting:
             index, addr, size = work
             c = self._connections[index]
+            before = self._last.get(index)
+            if before is not None and before.status is None:
+                left.append(work)  # the small one first, so that a failure tells which of the two it was
+                continue
             sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
             if c._lane.post(sent, (addr, size, self._mr.lkey), None, c._to):
                 self._sent.append(sent)
+                self._last[index] = sent
                 self._sent_at = time.monotonic()
             else:
                 left.append(work)
@@ -152,6 +158,8 @@ class Prober:
         assert error is not None
         small_arrived = any(sent.status == WcStatus.SUCCESS for sent in self._sent)
         more = f" {self._mtu_words()}" if small_arrived else ""
+        if error.status == WcStatus.WR_FLUSH_ERR and not small_arrived:
+            more = " (this host did not send: its firewall drops RoCE, UDP port 4791, or its network device refuses)"
         return CompletionError(
             error.status, vendor_err=error.vendor_err, wr_id=error.wr_id, qp_num=error.qp_num, opcode=error.opcode,
             doing=f"prove the data path from {connection.local} to {connection.peer}{more}",

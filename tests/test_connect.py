@@ -346,6 +346,22 @@ def test_half_open_connections_are_bounded_in_number_and_time(world: World, monk
     assert world.there.all_freed()
 
 
+def test_several_accepts_at_once_each_get_a_connection(world: World) -> None:
+    for seed in range(50):
+        world.net = Net(seed)
+        listening = world.listen()
+        accepting = [Teller(listening._accept(None, tolerant=False)) for _ in range(3)]
+        connecting = [world.connect() for _ in range(3)]
+        tell(world.net, *accepting, *connecting)
+        assert [teller.error for teller in (*accepting, *connecting)] == [None] * 6, seed
+        assert len(world.net.of(Reply)) == 3
+        ids = [{joined(made).id for made in side} for side in (
+            [teller.value for teller in accepting], [teller.value[0] for teller in connecting]
+        )]  # fmt: skip
+        assert ids[0] == ids[1]
+        assert len(ids[0]) == 3
+
+
 def test_an_accept_in_vain_says_with_whom_it_failed(world: World) -> None:
     world.there.to_rtr = fails(number=errno.EPERM)
     listening = world.listen()
