@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -76,6 +77,8 @@ class Half:
         self.made: list[Middle] = []
         #: whether its first message belongs to a conversation that is over
         self.stray = False
+        #: held while it is moved on: accept may be called several times at once
+        self.turn = threading.Lock()
         self._paths: list[Path] = []
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
@@ -227,7 +230,7 @@ class Reception(Generic[M]):
                 failures.append(words)
                 if not tolerant:
                     raise error
-            if self._ready:
+            with contextlib.suppress(IndexError):  # nobody, or another thread was faster
                 return self._ready.popleft()
             if deadline.left_s <= 0:
                 seen = "; ".join(failures[-3:]) or "nobody asked" * (not self._halves)
@@ -243,8 +246,11 @@ class Reception(Generic[M]):
         self._welcome()
         failed: list[tuple[Half, RdmaConnectError]] = []
         for half in list(self._halves):
+            if not half.turn.acquire(blocking=False):
+                continue  # another call of accept or reconnect is at it
             try:
-                finished = yield from self._step(half)
+                if half in self._halves and (yield from self._step(half)):
+                    self._halves.remove(half)
             except (RdmaConnectError, OSError, ValueError) as e:
                 error = e if isinstance(e, RdmaConnectError) else StateError(f"accept: {e}")
                 self._drop(half, error)
@@ -252,20 +258,20 @@ class Reception(Generic[M]):
             except BaseException as e:
                 self._drop(half, e)
                 raise
-            else:
-                if finished:
-                    self._halves.remove(half)
+            finally:
+                half.turn.release()
         return failed
 
     def _drop(self, half: Half, error: BaseException) -> None:
-        self._halves.remove(half)
+        if half in self._halves:
+            self._halves.remove(half)
         half.fail(error)
 
     def _welcome(self) -> None:
         while (line := self._service.accept()) is not None:
             if len(self._halves) >= HALF_OPEN_MAX:
-                oldest = self._halves.pop(0)
-                oldest.fail(StateError(f"{HALF_OPEN_MAX} connections are half open: this one was the oldest."))
+                oldest = next((half for half in self._halves if half.turn.acquire(blocking=False)), self._halves[0])
+                self._drop(oldest, StateError(f"{HALF_OPEN_MAX} connections are half open: this one was the oldest."))
             self._halves.append(Half(line, self._front))
 
     def _step(self, half: Half) -> Story[bool]:
