@@ -134,12 +134,20 @@ def test_a_device_that_cannot_be_opened_is_passed_over(host: Host) -> None:
 def test_all_ports_that_could_be_used_are_there_the_best_first(host: Host) -> None:
     host.has(port(gid(FAR), name="rxe0"), port(gid("127.0.0.9"), name="rxe0", port_num=2, state=PortState.DOWN))
     host.has(port(gid("169.254.7.7"), gid("127.0.0.1"), name="rxe1"), port(gid("127.0.0.2"), name="rxe1", port_num=2))
-    host.has(port(name="rxe2"))
     host.sources = [Gid.parse("127.0.0.2")]
-    assert host.rank("peer") == [("rxe1", 2), ("rxe1", 1), ("rxe0", 1), ("rxe2", 1)]
-    assert host.rank() == [("rxe1", 1), ("rxe1", 2), ("rxe0", 1), ("rxe2", 1)]
+    assert host.rank("peer") == [("rxe1", 2), ("rxe1", 1)]
+    assert host.rank() == [("rxe1", 1), ("rxe1", 2)]
     assert host.rank("peer", device="rxe1") == [("rxe1", 2), ("rxe1", 1)]
     assert host.rank("peer", device="rxe1", port_num=1) == [("rxe1", 1)]
+
+
+def test_ports_of_another_network_namespace_are_there_only_if_there_are_no_others(host: Host) -> None:
+    host.has(port(gid(FAR), name="rxe0"))
+    host.has(port(name="rxe1"))
+    assert host.rank() == [("rxe0", 1), ("rxe1", 1)]
+    host.has(port(gid("fe80::1", IB), name="mlx5_0", link_layer=LinkLayer.INFINIBAND))
+    assert host.rank() == [("mlx5_0", 1)]
+    assert host.rank(device="rxe0") == [("rxe0", 1)]
 
 
 def test_a_device_without_the_port_asked_for_is_passed_over_if_another_has_it(host: Host) -> None:
