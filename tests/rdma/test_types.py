@@ -80,7 +80,7 @@ def test_uc_writes_but_does_not_read(node1: Node, node2: Node) -> None:
         here.send(b"look")  # over UC the order holds: what was written before has arrived
         assert there.recv(deadline_s=PATIENCE) == b"look"
         assert board[3:8] == b"chalk"
-        with pytest.raises(StateError, match="RDMA read over UC: this type does not have it. Connect with RC"):
+        with pytest.raises(StateError, match=r"RDMA read over UC: .* Connect with RC"):
             here.read("board")
 
 
