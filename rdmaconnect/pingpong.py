@@ -88,6 +88,11 @@ def payload(size: int, iteration: int) -> bytes:
     return (_CYCLE[start : start + 251] * (size // 251 + 1))[:size]
 
 
+def most_size(conn: Connection) -> int:
+    """The longest message, in bytes, that can go there and come back."""
+    return min(conn.local.recv_size, conn.max_send_size)
+
+
 def ping(
     conn: Connection,
     *,
@@ -113,7 +118,7 @@ def ping(
         PayloadError: a message came back changed.
         RdmaConnectError: as ``send`` and ``recv``.
     """
-    most = min(conn.local.recv_size, conn.peer.recv_size)
+    most = most_size(conn)
     if not 0 <= size <= most:
         raise ValueError(f"size is {size}: these two ends take 0 to {most} bytes in one message")
     if iters < 1:
