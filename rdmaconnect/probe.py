@@ -186,6 +186,11 @@ class Prober:
             return "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
         if self._seen:
             return f"Some probes arrived and some did not. {self._mtu_words()}"
+        if self._wire.handshake.proved:
+            return (
+                "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
+                "Does a firewall on this side drop RoCE (UDP port 4791)?"
+            )
         return (
             "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach each other."
         )

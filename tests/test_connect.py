@@ -336,7 +336,7 @@ def test_half_open_connections_are_bounded_in_number_and_time(world: World, monk
         assert len(listening._halves) == min(number + 1, 3)
     first = [reject.why for reject in world.net.of(Reject)]
     assert "3 connections are half open: this one was the oldest." in first
-    world.net.now += listener_module.HALF_OPEN_S
+    world.net.now += listener_module.HALF_OPEN_S + listener_module.HALF_OPEN_EACH_S
     for _ in range(5):
         accepting.step()
     assert listening._halves == []

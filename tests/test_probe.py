@@ -245,7 +245,7 @@ def test_over_rc_a_path_that_drops_what_is_large_is_told_apart(clock: Clock) -> 
     [
         (drop, drop, "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach"),
         (only_small, only_small, "Some probes arrived and some did not. (16 bytes arrive, "),
-        (drop, bytes, "The peer's probes arrived, but it has not said that ours did: packets are dropped in one"),
+        (drop, bytes, "its own do not arrive here: packets are dropped in one"),
     ],
     ids=["none", "only small ones", "one way"],
 )
