@@ -19,10 +19,8 @@ from rdmaconnect.transitions import (
     RANGES,
     TABLE,
     Diagnosis,
-    change,
     check_ranges,
     diagnose,
-    mask_of,
     step,
 )
 
@@ -311,44 +309,3 @@ def test_a_step_refuses_a_value_out_of_range(bit: QpAttrMask) -> None:
 
 def test_values_that_are_no_integers_and_fields_without_a_range_pass() -> None:
     check_ranges({"ah_attr": object(), "qp_state": RTS, "cap": 10**9})
-
-
-# ---- explicit attributes
-
-
-@pytest.mark.parametrize("bit", list(FIELDS), ids=str)
-def test_the_mask_of_a_bits_fields_is_the_bit(bit: QpAttrMask) -> None:
-    assert mask_of(FIELDS[bit]) == bit
-    assert mask_of([]) == 0
-
-
-def test_a_name_that_is_no_attribute_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"^'gid_index' is no attribute that can be set: they are qp_state, "):
-        mask_of(["port_num", "gid_index"])
-
-
-def test_a_bit_with_only_some_of_its_fields_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs alt_pkey_index, alt_port_num, alt_timeout too"):
-        mask_of(["alt_ah_attr"])
-    with pytest.raises(ValueError, match="needs port_num too: without a value it would be 0"):
-        change(RC, RESET, {"qp_state": INIT}, M.STATE | M.PORT)
-
-
-def test_a_change_starts_where_the_queue_pair_is_or_is_said_to_be() -> None:
-    found = change(RC, SQD, {"qp_state": RTS})
-    assert (found.frm, found.to, found.mask, bool(found.wrong)) == (SQD, RTS, M.STATE, False)
-    found = change(RC, SQD, {"qp_state": RTS, "cur_qp_state": SQE})
-    assert (found.frm, found.to, found.mask) == (SQE, RTS, M.STATE | M.CUR_STATE)
-    found = change(RC, RTS, {"min_rnr_timer": 5})
-    assert (found.frm, found.to, found.mask, bool(found.wrong)) == (RTS, RTS, M.MIN_RNR_TIMER, False)
-    found = change(RC, RTS, {"min_rnr_timer": 5, "qp_state": INIT}, M.MIN_RNR_TIMER)
-    assert (found.to, found.mask) == (RTS, M.MIN_RNR_TIMER)
-
-
-def test_a_change_tells_how_its_mask_is_wrong() -> None:
-    found = change(RC, RESET, {"qp_state": INIT, "port_num": 1, "qkey": 5})
-    assert (found.wrong.missing, found.wrong.not_allowed) == (M.PKEY_INDEX | M.ACCESS_FLAGS, M.QKEY)
-    with pytest.raises(StateError, match="no such transition"):
-        change(RC, RESET, {"qp_state": RTS})
-    with pytest.raises(ValueError, match=r"^port_num is 0: "):
-        change(RC, RESET, {"qp_state": INIT, "port_num": 0})
