@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
         return 1
     except (RdmaConnectError, OSError, ValueError) as e:
-        print(f"rdmaconnect: {e}", file=sys.stderr)
+        words = e.strerror if isinstance(e, OSError) and e.strerror else e
+        print(f"rdmaconnect: {words}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
-    add("--deadline", type=float, default=30.0, metavar="SECONDS", help=patience)
+    add("--deadline", type=_seconds, default=30.0, metavar="SECONDS", help=patience)
     pingpong.set_defaults(run=_pingpong, parser=pingpong)
 
     devices = commands.add_parser(
@@ -150,6 +151,16 @@ def _tcp_port(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
 # ---- pingpong
 
 
@@ -166,9 +177,8 @@ def _pingpong(args: argparse.Namespace) -> int:
     }
     try:
         Options(**options)
-        url = tcp_url(
-            f"[{args.host}]:{args.port}" if args.host and ":" in args.host else f"{args.host or '*'}:{args.port}"
-        )
+        url = tcp_url("*" if args.host is None else args.host, bind=args.host is None)
+        url = url.removesuffix(f":{DEFAULT_PORT}") + f":{args.port}" if url.endswith(f":{DEFAULT_PORT}") else url
     except ValueError as e:
         args.parser.error(str(e))
     return _serve(args, url, options) if args.host is None else _ping(args, url, options)

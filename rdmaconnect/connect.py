@@ -45,7 +45,7 @@ from .path import Agreement, Candidate, Path, Wish, candidates, make_path
 from .prepare import Prepared
 from .probe import Prober
 from .talk import Wire
-from .wire import MAX_FRAME, MAX_QPS, decode, encode
+from .wire import MAX_FRAME, MAX_QPS, check_names, decode, encode
 
 __all__ = ["aconnect", "connect"]
 
@@ -94,6 +94,7 @@ def make_terms(
     data = bytes(private_data)
     if len(data) > 4096:
         raise ValueError(f"private_data is {len(data)} bytes long: give at most 4096")
+    check_names(regions or {})
     keys = keys_for(listens=listens, secret=secret, key=key, peer=peer_key)
     return Terms(kind, Options(**options), dict(regions or {}), data, keys)
 
@@ -404,7 +405,7 @@ def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> 
         frame = channel.recv()
         if frame is None:
             if deadline.left_s <= 0:
-                raise deadline.exceeded("connect: wait for the peer's reply", f"{channel.seen()}.")
+                raise deadline.exceeded("connect: wait for the peer's reply", channel.seen())
             yield channel.wait(deadline)
         elif handshake.receive(decode(frame)) is Outcome.MOVED:
             return

@@ -277,7 +277,7 @@ def source_addresses(host: str) -> list[Gid]:
     found = []
     try:
         infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # no such name, or nothing that could be one
         return []
     for family, kind, proto, _, address in infos:
         with socket.socket(family, kind, proto) as probe:
@@ -348,7 +348,10 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
                 raise
             problems.append(str(e).rstrip("."))
             continue
-        found += [(_merit(port, sources), port) for port in ports if port.state == PortState.ACTIVE]
+        wanted = options.gid_index
+        fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
+        found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
+        problems += [f"{port} without gid_index {wanted}" for port in ports if port not in fit]
         problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
     if not found:
         raise DeviceError(

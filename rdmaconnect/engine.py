@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .abi import AccessFlags, QpState, QpType, WcFlags, WcStatus, WrOpcode
+from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcStatus, WrOpcode
 from .address import UdAddress
 from .completion import CQ, CompChannel
 from .device import Context
@@ -288,7 +288,7 @@ class Lane:
         A UD queue pair is there already where it serves another peer.
         """
         if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-            self.qp.move(QpState.RTR, path)
+            self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
 
     def to_rts(self, path: Path) -> None:
         """RTR to RTS: from here on it may send."""

@@ -152,7 +152,7 @@ class _Meeting:
                 return connection
             assert self._channel is not None
             if deadline.left_s <= 0:
-                raise deadline.exceeded(f"meet the peer at {self._url}", f"{self._channel.seen()}.")
+                raise deadline.exceeded(f"meet the peer at {self._url}", self._channel.seen())
             fds = [fd for half in self._halves for fd in half.fds()]
             yield Wait((*self._channel.filenos(), *self._service.filenos(), *fds), deadline, 50)
 

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import errno
 import os
+import re
 import struct
 import threading
 from collections import deque
@@ -66,6 +67,14 @@ def _flush() -> None:
             context.destroy(linger=_LINGER_MS)
 
 
+#: a name or IPv4 address, or IPv6 in brackets, and perhaps a port; or IPv6 without brackets, and no port
+_ADDRESS = re.compile(
+    r"(?P<host>\*|[\w.-]*|\[[0-9a-fA-F:.]+(?:%[\w.-]+)?\])(?::(?P<port>[0-9]{1,5}))?"
+    r"|(?P<v6>[0-9a-fA-F.]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?)",
+    re.ASCII,
+)
+
+
 def tcp_url(peer: str, *, bind: bool = False) -> str:
     """ZeroMQ's address of a peer.
 
@@ -85,20 +94,11 @@ def tcp_url(peer: str, *, bind: bool = False) -> str:
     text = peer.strip()
     if "://" in text and not text.startswith("tcp://"):
         raise ValueError(f"the peer is {peer!r}: only tcp:// urls are spoken")
-    text = text.removeprefix("tcp://")
-    if text.startswith("["):
-        host, bracket, port = text.partition("]")
-        host, port = (host + bracket, port.removeprefix(":")) if bracket else ("", "?")
-    elif text.count(":") > 1:
-        host, port = f"[{text}]", ""
-    else:
-        host, colon, port = text.partition(":")
-        port = port if port or not colon else "?"
-    if bind and not host:
-        host = "*"
-    port = port or str(DEFAULT_PORT)
-    if not host or not (port.isascii() and port.isdecimal() and int(port) <= 65535 and (bind or int(port))):
+    found = _ADDRESS.fullmatch(text.removeprefix("tcp://"))
+    host, port = (found["host"] or found["v6"] or "", found["port"] or str(DEFAULT_PORT)) if found else ("", "")
+    if not found or (not bind and host in ("", "*")) or int(port) > 65535 or not (bind or int(port)):
         raise ValueError(f"the peer is {peer!r}: give 'host' or 'host:port' with a port of 1 to 65535")
+    host = f"[{host.strip('[]')}]" if ":" in host else host or "*"
     return f"tcp://{host}:{port}"
 
 
@@ -230,7 +230,7 @@ class Channel(_Wire):
                 self._meetings += 1
                 if self._meetings > 1 and self._said is not None and not self._settled:
                     self._socket.send(self._said, zmq.NOBLOCK)  # a new process there has not heard it
-            elif kind == zmq.EVENT_CONNECT_RETRIED and "did not" not in self._seen:
+            elif kind == zmq.EVENT_CONNECT_RETRIED and not self._hung_up and "did not" not in self._seen:
                 self._seen = "nothing listens there, or a firewall drops the packets"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._disconnected()
@@ -273,7 +273,7 @@ class Channel(_Wire):
         """In words, how far the connection got: for the message when the deadline has passed."""
         with self._lock:
             self._look()
-            return f"{self.url}: {self._seen}"
+            return f"{self.url}: {self._seen}" + "." * (not self._seen.endswith("?"))
 
     def close(self) -> None:
         """Close; what was sent still has a second to go out. Twice is fine."""
@@ -316,7 +316,7 @@ class Service(_Wire):
         except zmq.ZMQError as e:
             self._shut()
             hint = hint_for("bind", e.errno or 0) or "Give an address of this host."
-            raise OSError(e.errno, f"listen on {url}: {e.strerror}. {hint}") from e
+            raise OSError(e.errno, f"listen on {url}: {os.strerror(e.errno or 0)}. {hint}") from e
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _pump(self) -> None:

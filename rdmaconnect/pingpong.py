@@ -177,8 +177,10 @@ def echo(conn: Connection, *, deadline_s: float | None = 30) -> tuple[int, int]:
     first = conn.recv(deadline_s=deadline_s)
     try:
         plan = msgpack.unpackb(first[:PLAN_MAX])
-        size, iters = int(plan["size"]), int(plan["iters"])
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        size, iters = plan["size"], plan["iters"]
+        if type(size) is not int or type(iters) is not int or not 0 <= size <= most_size(conn) or iters < 1:
+            raise ValueError(plan)
+    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException):
         raise RemoteProtocolError("echo: the peer's first message is not a plan. Does it run ping?") from None
     for i in range(iters):
         data = conn.recv(deadline_s=deadline_s)

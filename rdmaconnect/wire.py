@@ -24,7 +24,7 @@ hello (connector to listener) and reply (listener to connector) have besides
     qps     array  of [qp_num, psn, qkey], 1 to 4096; psn is the one its owner *sends from*;
                    a reply has as many as the hello, in the same order
     port    map    dev text, num, ll (``IBV_LINK_LAYER_*``), lid, mtu (``ibv_mtu``), grh bool,
-                   pkeys array of int, ird (RDMA reads and atomics this end issues at once), ord
+                   pkeys array of int, ord (RDMA reads and atomics this end issues at once), ird
                    (those it answers at once), gids array of [gid bin 16, ``ibv_gid_type``, index,
                    netdev text]; index and netdev are for messages to people only
     rsz     int    payload bytes that each posted receive takes
@@ -81,7 +81,7 @@ Conversation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgpack
@@ -92,7 +92,7 @@ from .errors import RemoteProtocolError
 from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
 from .path import Agreement, Wish
 
-__all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "decode", "encode"]
+__all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
 
 VERSION = 1
 MAX_FRAME = 512 * 1024
@@ -240,8 +240,8 @@ def _put_port(port: PortAddress) -> dict[str, Any]:
         "mtu": int(port.active_mtu),
         "grh": port.grh_required,
         "pkeys": list(port.pkeys),
-        "ird": port.max_rd_atomic,
-        "ord": port.max_dest_rd_atomic,
+        "ord": port.max_rd_atomic,
+        "ird": port.max_dest_rd_atomic,
         "gids": [_put_gid(entry) for entry in port.gids],
     }
 
@@ -255,19 +255,28 @@ def _take_port(body: Any) -> PortAddress:
         active_mtu=Mtu(_int(body, "mtu", 5, 1)),
         grh_required=_get(body, "grh", bool),
         pkeys=tuple(_list(body, "pkeys", 256)),
-        max_rd_atomic=_get(body, "ird", int),
-        max_dest_rd_atomic=_get(body, "ord", int),
+        max_rd_atomic=_get(body, "ord", int),
+        max_dest_rd_atomic=_get(body, "ird", int),
         gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
     )
 
 
-def _put_side(message: Hello | Reply) -> dict[str, Any]:
-    first, regions = message.ends[0], message.regions
+def check_names(regions: Collection[str]) -> None:
+    """Refuse names of regions, or a number of them, that a peer would refuse.
+
+    Raises:
+        ValueError: more than 256, longer than 256 characters, or not printable text.
+    """
     if len(regions) > MAX_REGIONS:
         raise ValueError(f"there are {len(regions)} regions: at most {MAX_REGIONS} may be named")
     for name in regions:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
             raise ValueError(f"a region's name is {name!r}: give printable text of at most {MAX_NAME} characters")
+
+
+def _put_side(message: Hello | Reply) -> dict[str, Any]:
+    first, regions = message.ends[0], message.regions
+    check_names(regions)
     if len(message.private_data) > MAX_PRIVATE:
         raise ValueError(f"private_data is {len(message.private_data)} bytes long: at most {MAX_PRIVATE} may be sent")
     return {
