@@ -40,7 +40,7 @@ from .errors import (
 from .handshake import NO_ID, Handshake, Outcome, Role, State
 from .messages import Hello, Ready, Reject, Reply, Target
 from .middle import Joint, Middle
-from .oob import Channel, host_of, tcp_url
+from .oob import Channel, check_name, host_of, tcp_url
 from .path import Agreement, Candidate, Path, Wish, candidates, make_path
 from .prepare import Prepared
 from .probe import Prober
@@ -221,7 +221,7 @@ def connect_story(
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
         raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
-    ports = [via._prepared.port] if via else (yield Call(partial(rank_ports, terms.options, host_of(url))))
+    ports = [via._prepared.port] if via else (yield Call(partial(ports_toward, terms.options, host_of(url))))
     log.debug("port: %s for %s", ports[0], url)
     channel = Channel(url, MAX_FRAME, terms.keys)
     attempts = _Attempts(ports, terms)
@@ -262,6 +262,17 @@ def _one_way(
         return made
     finally:
         prepared.close()
+
+
+def ports_toward(options: Options, host: str) -> list[Port]:
+    """The ports that could be used toward a host, the best first.
+
+    Raises:
+        ValueError: the name of the host does not resolve.
+        DeviceError, VerbsError, LibraryError: as ``rank_ports``.
+    """
+    check_name(host)
+    return rank_ports(options, host)
 
 
 class _Attempts:

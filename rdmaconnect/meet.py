@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from .abi import QpType
-from .connect import M, Terms, make_terms, prove, raise_ends, reject_of
+from .connect import M, Terms, make_terms, ports_toward, prove, raise_ends, reject_of
 from .connection import AsyncConnection, Connection
 from .deadline import Deadline
-from .device import open_device, rank_ports
+from .device import open_device
 from .driver import Call, Story, Wait, arun, run
 from .errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
 from .handshake import Handshake, Outcome, Role, State, counts
@@ -93,7 +93,7 @@ def _terms(
 def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline_s: float | None) -> Story[M]:
     deadline = Deadline(deadline_s, ConnectTimeout)
     url = tcp_url(peer)
-    ports = yield Call(partial(rank_ports, calling.options, host_of(url)))
+    ports = yield Call(partial(ports_toward, calling.options, host_of(url)))
     service = Service(tcp_url(local, bind=True), MAX_FRAME, called.keys)
     meeting: _Meeting | None = None
     prepared: Prepared | None = None

@@ -11,8 +11,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import ipaddress
 import os
 import re
+import socket
 import struct
 import threading
 from collections import deque
@@ -24,7 +26,7 @@ from .deadline import Deadline
 from .driver import Wait
 from .errors import AuthenticationError, PeerClosed, RemoteProtocolError, hint_for
 
-__all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "host_of", "tcp_url"]
+__all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "check_name", "host_of", "tcp_url"]
 
 DEFAULT_PORT = 18515
 #: frames that a line keeps before the oldest is dropped
@@ -98,7 +100,10 @@ def tcp_url(peer: str, *, bind: bool = False) -> str:
     host, port = (found["host"] or found["v6"] or "", found["port"] or str(DEFAULT_PORT)) if found else ("", "")
     if not found or (not bind and host in ("", "*")) or int(port) > 65535 or not (bind or int(port)):
         raise ValueError(f"the peer is {peer!r}: give 'host' or 'host:port' with a port of 1 to 65535")
-    host = f"[{host.strip('[]')}]" if ":" in host else host or "*"
+    if ":" in host:
+        host = f"[{host.strip('[]')}]"
+        ipaddress.IPv6Address(host[1:-1])  # says itself what is wrong with it
+    host = host or "*"
     return f"tcp://{host}:{port}"
 
 
@@ -106,6 +111,20 @@ def _descriptor(socket: zmq.Socket[bytes]) -> int:
     fd = socket.get(zmq.FD)
     assert isinstance(fd, int)
     return fd
+
+
+def check_name(host: str) -> None:
+    """Ask for a host's addresses. Blocks as long as the name servers do.
+
+    Raises:
+        ValueError: it has none.
+    """
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as e:
+        raise ValueError(
+            f"connect to {host}: the name does not resolve ({e}). Check its spelling, or give an address"
+        ) from None
 
 
 def host_of(url: str) -> str:

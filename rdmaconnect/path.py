@@ -205,7 +205,8 @@ def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> lis
             if a.link_layer != b.link_layer:
                 continue
             if _needs_grh(a, b):
-                ways = [(narrow(a, x.gid.raw), narrow(b, y.gid.raw)) for x, y in rank_pairs(a, b)]
+                pairs = [(a.only(x), b.only(y)) for x, y in rank_pairs(a, b)]
+                ways = [(x, y) for x, y in pairs if _needs_grh(x, y)]
             else:
                 ways = [(replace(a, gids=()), replace(b, gids=()))]
             found += [(_merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]

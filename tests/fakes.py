@@ -338,7 +338,8 @@ def install(patch: pytest.MonkeyPatch, net: Callable[[], Net], here: Host, there
     for module in (connect, listener, meet):
         host = there if module is listener else here
         patch.setattr(module, "Prepared", Prepared)
-        patch.setattr(module, "rank_ports", host.rank)
+        if module is not meet:
+            patch.setattr(module, "rank_ports", host.rank)
         patch.setattr(module, "open_device", host.context)
     for module in (connect, meet):
         patch.setattr(module, "Channel", lambda url, max_frame, keys=None: Channel(net(), url))

@@ -95,7 +95,8 @@ def test_an_error_is_one_line_and_status_1(
 ) -> None:
     monkeypatch.setattr(cli, "device_names", lambda: raises(error))
     assert main(["devices"]) == 1
-    assert capsys.readouterr() == ("", f"rdmaconnect: {error}\n")
+    words = "words" if type(error) is OSError else error
+    assert capsys.readouterr() == ("", f"rdmaconnect: {words}\n")
 
 
 def raises(error: BaseException) -> Any:
@@ -148,7 +149,7 @@ def test_help_and_version_are_status_0(argv: list[str], capsys: pytest.CaptureFi
         ("pingpong -m 1500", "argument -m/--mtu: invalid choice: 1500"),
         ("pingpong -l 16", "sl is 16: give 0 to 15"),
         ("pingpong -r 0", "recv_depth is 0: give 1 to 32768"),
-        ("pingpong --deadline soon", "argument --deadline: invalid float value: 'soon'"),
+        ("pingpong --deadline soon", "argument --deadline: 'soon' is not a number of seconds, 0 or more"),
         ("pingpong http://host", "the peer is "),
     ],
 )

@@ -286,7 +286,7 @@ def test_a_listener_that_comes_later_is_found() -> None:
     with channel(f"tcp://127.0.0.1:{port}") as made:
         made.send(b"early")
         seen = patience(made, 0.3)
-        assert seen == f"tcp://127.0.0.1:{port}: nothing listens there, or a firewall drops the packets"
+        assert seen == f"tcp://127.0.0.1:{port}: nothing listens there, or a firewall drops the packets."
         service = Service(f"tcp://127.0.0.1:{port}", MAX)
         try:
             line = meet(service)
@@ -306,7 +306,7 @@ def test_a_listener_whose_application_does_not_accept_is_told_apart(service: Ser
 def test_a_listener_that_is_silent_is_told_apart() -> None:
     with raw_listener(lambda connection: None) as url, channel(url) as made:
         made.send(b"x")
-        assert patience(made, 0.3) == f"{url}: it accepted the connection, but did not speak"
+        assert patience(made, 0.3) == f"{url}: it accepted the connection, but did not speak."
 
 
 def test_a_listener_that_sends_one_byte_of_garbage_is_no_answer() -> None:

@@ -53,6 +53,7 @@ class Pinger:
         self.inbox = deque(messages)
         self.local = SimpleNamespace(recv_size=4096)
         self.peer = SimpleNamespace(recv_size=4096)
+        self.max_send_size = 4096
         self.sent: list[bytes] = []
 
     def send(self, data: bytes, *, deadline_s: float | None) -> None:

@@ -152,7 +152,7 @@ def test_a_hello_is_the_map_that_the_specification_says() -> None:
         "qps": [[0x11C, 0xABCDEF, 0]],
         "port": {
             "dev": "rxe0", "num": 1, "ll": 2, "lid": 0, "mtu": 3, "grh": False,
-            "pkeys": [0xFFFF], "ird": 128, "ord": 16,
+            "pkeys": [0xFFFF], "ord": 128, "ird": 16,
             "gids": [
                 [bytes.fromhex("fe80000000000000505400fffe123456"), 1, 0, "eth0"],
                 [bytes.fromhex("00000000000000000000ffff0a000007"), 2, 3, "eth0"],
