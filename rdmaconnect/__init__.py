@@ -11,8 +11,9 @@ The other::
         conn.send(b"hello")
 """
 
-from .connect import Listener, connect, listen
-from .connection import Connection
+from .connect import aconnect, connect
+from .connection import AsyncConnection, Connection
+from .curve import keygen
 from .endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
 from .errors import (
     AuthenticationError,
@@ -32,6 +33,8 @@ from .errors import (
     StateError,
     VerbsError,
 )
+from .listener import AsyncListener, Listener, alisten, listen
+from .meet import ameet, meet
 from .memory import MR
 from .path import Path
 
@@ -39,6 +42,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MR",
+    "AsyncConnection",
+    "AsyncListener",
     "AuthenticationError",
     "CompletionError",
     "ConnectTimeout",
@@ -65,6 +70,11 @@ __all__ = [
     "StateError",
     "VerbsError",
     "__version__",
+    "aconnect",
+    "alisten",
+    "ameet",
     "connect",
+    "keygen",
     "listen",
+    "meet",
 ]

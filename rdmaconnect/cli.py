@@ -1,4 +1,4 @@
-"""The command line: ``rdmaconnect pingpong`` and ``rdmaconnect devices``.
+"""The command line: ``rdmaconnect pingpong``, ``devices``, ``states`` and ``keygen``.
 
 Exit status 0, 1 for an error (one or two sentences on stderr), 2 for wrong usage, 130 for Ctrl-C.
 """
@@ -9,22 +9,29 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import __version__
-from .abi import LinkLayer
-from .connect import connect, listen
+from . import __version__, devinfo
+from .abi import LinkLayer, QpType, bits
+from .connect import connect
+from .connection import Connection
+from .curve import keygen
 from .device import Port, device_names, open_device
 from .endpoint import MTU_BYTES, Options
 from .errors import DeviceError, RdmaConnectError
+from .listener import listen
 from .oob import DEFAULT_PORT, tcp_url
-from .pingpong import Report, describe_end, echo, ping
+from .pingpong import Report, describe_end, echo, most_size, ping
+from .transitions import TABLE
 
 __all__ = ["main"]
 
 _DEFAULTS = Options()
+_SIZES = _DEFAULTS.sizes()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,12 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.verbose:
+    if args.verbose and args.run is not _devices:
         logging.basicConfig(format="%(relativeCreated)7.1f ms %(message)s", level=logging.DEBUG)
     try:
         status: int = args.run(args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
+        return 1
     except (RdmaConnectError, OSError, ValueError) as e:
-        print(f"rdmaconnect: {e}", file=sys.stderr)
+        words = e.strerror if isinstance(e, OSError) and e.strerror else e
+        print(f"rdmaconnect: {words}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -78,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="TCP port of the exchange (%(default)s)",
     )
-    add("-s", "--size", type=_count(0), default=4096, metavar="BYTES", help="size of each message (%(default)s)")
+    add("-t", "--type", choices=("RC", "UC", "UD"), default="RC", type=str.upper, help="queue pair type (%(default)s)")
+    add("-s", "--size", type=_count(0), metavar="BYTES", help="size of each message (4096, for UD at most the MTU)")
     add("-n", "--iters", type=_count(1), default=1000, metavar="N", help="round trips (%(default)s)")
     add("-m", "--mtu", type=int, choices=list(MTU_BYTES.values()), help="largest path MTU (default: the ports')")
     add("-l", "--sl", type=int, default=0, metavar="SL", help="service level, 0 to 15 (%(default)s)")
@@ -86,20 +98,41 @@ def _parser() -> argparse.ArgumentParser:
         "-r",
         "--rx-depth",
         type=int,
-        default=_DEFAULTS.recv_depth,
         metavar="N",
-        help="receives kept posted (%(default)s)",
+        help=f"receives kept posted ({_SIZES.recv_depth})",
     )
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
-    add("--deadline", type=float, default=30.0, metavar="SECONDS", help=patience)
+    add("--deadline", type=_seconds, default=30.0, metavar="SECONDS", help=patience)
     pingpong.set_defaults(run=_pingpong, parser=pingpong)
 
     devices = commands.add_parser(
-        "devices", parents=[common], help="devices, ports, states and GID tables", description="What this host has."
-    )
+        "devices", parents=[common], help="devices, ports, states and GID tables",
+        description="What this host has; with -v all that ibv_devinfo -v tells.",
+    )  # fmt: skip
     devices.set_defaults(run=_devices, parser=devices)
+
+    states = commands.add_parser(
+        "states", parents=[common], help="which attributes each transition of a queue pair needs and allows",
+        description="The table that ibv_modify_qp follows: required and optional attributes for each pair of states.",
+    )  # fmt: skip
+    states.add_argument("type", metavar="TYPE", type=_table_type, help=", ".join(map(str, TABLE)))
+    states.set_defaults(run=_states, parser=states)
+
+    keys = commands.add_parser(
+        "keygen", parents=[common], help="make a pair of key files",
+        description="Write FOLDER/NAME.key, to give away, and FOLDER/NAME.key_secret, to keep.",
+    )  # fmt: skip
+    keys.add_argument("name", metavar="[FOLDER/]NAME", help="the files' name without its end")
+    keys.set_defaults(run=_keygen, parser=keys)
     return parser
+
+
+def _table_type(text: str) -> QpType:
+    for qp_type in TABLE:
+        if text.upper() == str(qp_type):
+            return qp_type
+    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(map(str, TABLE))}")
 
 
 def _count(least: int) -> Callable[[str], int]:
@@ -118,6 +151,16 @@ def _tcp_port(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
 # ---- pingpong
 
 
@@ -128,15 +171,14 @@ def _pingpong(args: argparse.Namespace) -> int:
         "gid_index": args.gid_index,
         "path_mtu": args.mtu,
         "sl": args.sl,
-        "recv_size": max(args.size, _DEFAULTS.recv_size),
+        "recv_size": args.size if (args.size or 0) > _SIZES.recv_size else None,
         "recv_depth": args.rx_depth,
         "spin": 0 if args.events else _DEFAULTS.spin,
     }
     try:
         Options(**options)
-        url = tcp_url(
-            f"[{args.host}]:{args.port}" if args.host and ":" in args.host else f"{args.host or '*'}:{args.port}"
-        )
+        url = tcp_url("*" if args.host is None else args.host, bind=args.host is None)
+        url = url.removesuffix(f":{DEFAULT_PORT}") + f":{args.port}" if url.endswith(f":{DEFAULT_PORT}") else url
     except ValueError as e:
         args.parser.error(str(e))
     return _serve(args, url, options) if args.host is None else _ping(args, url, options)
@@ -161,8 +203,10 @@ def _serve(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
 
 
 def _ping(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
-    with connect(url, deadline_s=args.deadline, **options) as conn, _progress(args.iters, not args.json) as tick:
-        report = ping(conn, size=args.size, iters=args.iters, deadline_s=args.deadline, tick=tick)
+    made: Connection = connect(url, qp_type=args.type, deadline_s=args.deadline, **options)
+    with made as conn, _progress(args.iters, not args.json) as tick:
+        size = min(4096, most_size(conn)) if args.size is None else args.size
+        report = ping(conn, size=size, iters=args.iters, deadline_s=args.deadline, tick=tick)
     if args.json:
         print(json.dumps(report.asdict()))
     else:
@@ -213,12 +257,25 @@ def _devices(args: argparse.Namespace) -> int:
     names = device_names()
     if not names:
         raise DeviceError("list RDMA devices: there is none. Load a driver, or pass /dev/infiniband to the container.")
+    if args.verbose:
+        return _devinfo(names, args.json)
     found = [_describe_device(name) for name in names]
     if args.json:
         print(json.dumps({"devices": found}))
     else:
         for device in found:
             _print_device(device)
+    return 0
+
+
+def _devinfo(names: Sequence[str], as_json: bool) -> int:
+    found = []
+    for name in names:
+        with open_device(name) as context:
+            found.append(devinfo.describe(context))
+    print(
+        json.dumps({"devices": found}) if as_json else "\n".join(line for info in found for line in devinfo.lines(info))
+    )
     return 0
 
 
@@ -253,3 +310,41 @@ def _print_device(device: dict[str, Any]) -> None:
         )
         for gid in port["gids"]:
             print(f"    gid {gid['gid_index']:3}: {gid['gid']:39} {gid['type']:7} {gid['netdev']}")
+
+
+# ---- states
+
+
+def _states(args: argparse.Namespace) -> int:
+    rows = [
+        {
+            "from": str(frm),
+            "to": str(to),
+            "required": list(map(str, bits(row.required))),
+            "optional": list(map(str, bits(row.optional))),
+        }
+        for (frm, to), row in TABLE[args.type].items()
+    ]
+    if args.json:
+        print(json.dumps({"qp_type": str(args.type), "transitions": rows}))
+        return 0
+    for row in rows:
+        print(f"{row['from']:5} -> {row['to']}")
+        for kind in ("required", "optional"):
+            if row[kind]:
+                words = f"  {kind}: {', '.join(row[kind])}"
+                print(textwrap.fill(words, 80, subsequent_indent=" " * 12))
+    return 0
+
+
+# ---- keygen
+
+
+def _keygen(args: argparse.Namespace) -> int:
+    folder, name = os.path.split(args.name)
+    public, secret = keygen(folder or ".", name)
+    if args.json:
+        print(json.dumps({"public": public, "secret": secret}))
+    else:
+        print(f"{public}: give it to the other side\n{secret}: keep it")
+    return 0

@@ -21,7 +21,7 @@ from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
 from .handle import Owned
 from .port import Port
 
-__all__ = ["Context", "GidSlot", "Port", "choose_port", "device_names", "open_device", "source_addresses"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "rank_ports", "source_addresses"]
 
 
 class Context(Owned):
@@ -277,7 +277,7 @@ def source_addresses(host: str) -> list[Gid]:
     found = []
     try:
         infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # no such name, or nothing that could be one
         return []
     for family, kind, proto, _, address in infos:
         with socket.socket(family, kind, proto) as probe:
@@ -312,11 +312,11 @@ def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
     )
 
 
-def choose_port(options: Options, host: str | None = None) -> tuple[Context, Port]:
-    """The device and port to use.
+def rank_ports(options: Options, host: str | None = None) -> list[Port]:
+    """The ports that could be used, the best first.
 
-    An explicit device or port wins. Otherwise: an ACTIVE port, first the one whose GID is the address
-    that the kernel's route to ``host`` starts from, then one with an address of this network
+    An explicit device or port wins. Otherwise: ACTIVE ports, first the one whose GID is the address
+    that the kernel's route to ``host`` starts from, then those with an address of this network
     namespace.
 
     Args:
@@ -324,7 +324,7 @@ def choose_port(options: Options, host: str | None = None) -> tuple[Context, Por
         host: the peer's name or address, if known.
 
     Returns:
-        The opened context, which the caller closes, and the port.
+        At least one port.
 
     Raises:
         DeviceError: nothing fits; lists what was seen and what to do.
@@ -337,32 +337,26 @@ def choose_port(options: Options, host: str | None = None) -> tuple[Context, Por
             "type rxe netdev eth0`); in a container pass /dev/infiniband and see `rdma system show`."
         )
     sources = source_addresses(host) if host else []
-    contexts, problems = [], []
-    candidates: list[tuple[tuple[bool, bool, bool], Context, Port]] = []
-    try:
-        for name in names:
-            try:
-                context = open_device(name)
-            except VerbsError as e:
-                if options.device is not None:
-                    raise
-                problems.append(str(e))
-                continue
-            contexts.append(context)
-            ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
-            for port in ports:
-                if port.state == PortState.ACTIVE:
-                    candidates.append((_merit(port, sources), context, port))
-                else:
-                    problems.append(str(port))
-        if not candidates:
-            raise DeviceError(
-                f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
-                "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
-            )
-        _, chosen, port = max(candidates, key=lambda candidate: candidate[0])
-        chosen_context = open_device(chosen.name)
-    finally:
-        for context in contexts:
-            context.close()
-    return chosen_context, port
+    problems: list[str] = []
+    found: list[tuple[tuple[bool, bool, bool], Port]] = []
+    for name in names:
+        try:
+            with open_device(name) as context:
+                ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
+        except (VerbsError, DeviceError) as e:
+            if options.device is not None:
+                raise
+            problems.append(str(e).rstrip("."))
+            continue
+        wanted = options.gid_index
+        fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
+        found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
+        problems += [f"{port} without gid_index {wanted}" for port in ports if port not in fit]
+        problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
+    if not found:
+        raise DeviceError(
+            f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
+            "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
+        )
+    here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
+    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]

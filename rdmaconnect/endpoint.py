@@ -7,12 +7,15 @@ A :class:`PortAddress` is how a port can be reached, an :class:`Endpoint` a queu
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from .abi import GidType, LinkLayer, Mtu, QpType
 
-__all__ = ["Endpoint", "Gid", "GidEntry", "Options", "PortAddress", "RemoteRegion"]
+__all__ = ["GRH_BYTES", "MTU_BYTES", "Endpoint", "Gid", "GidEntry", "Options", "PortAddress", "RemoteRegion", "Sizes"]
 
+#: bytes in front of each UD payload that the device fills with the global routing header
+GRH_BYTES = 40
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 
 
@@ -146,6 +149,10 @@ class PortAddress:
         if len(self.gids) > 256 or any(entry.gid.is_zero for entry in self.gids):
             raise ValueError(f"gids has {len(self.gids)} entries: give at most 256, none of them all zero")
 
+    def only(self, gid: GidEntry | None) -> PortAddress:
+        """The same port with that one GID, or none."""
+        return replace(self, gids=() if gid is None else (gid,))
+
     def __str__(self) -> str:
         return f"{self.device} port {self.port_num}"
 
@@ -224,8 +231,20 @@ class Endpoint:
         _within("recv_size", self.recv_size, 0, 2**31)
         _within("qkey", self.qkey, 0, 0xFFFFFFFF)
 
+    def at(self, port: PortAddress) -> Endpoint:
+        """The same queue pair with its port described otherwise."""
+        return replace(self, port=port)
+
     def __str__(self) -> str:
         return f"QP {self.qp_num:#08x} on {self.port}"
+
+
+class Sizes(NamedTuple):
+    """What each queue pair has: bytes of a receive, receives posted, sends that may be on their way."""
+
+    recv_size: int
+    recv_depth: int
+    send_depth: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +267,12 @@ class Options:
         max_rd_atomic: most RDMA reads and atomics outstanding, 0 to 255.
         hop_limit: 1 to 255.
         recv_size: bytes of each posted receive, 1 to 2**30: the longest message that the peer may send.
-        recv_depth: receives kept posted, 1 to 2**15.
-        send_depth: sends that may be on their way at once, 1 to 2**15.
+            65536 by default, 16384 where several queue pairs are made at once, an MTU at most for UD.
+        recv_depth: receives kept posted, 1 to 2**15; 16 by default, or 4.
+        send_depth: sends that may be on their way at once, 1 to 2**15; 16 by default, or 4.
         spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
+        probe: whether messages are sent both ways and checked before the connection is handed out (the
+            connector's counts).
     """
 
     device: str | None = None
@@ -267,10 +289,11 @@ class Options:
     min_rnr_timer: int = 12
     max_rd_atomic: int | None = None
     hop_limit: int = 64
-    recv_size: int = 65536
-    recv_depth: int = 16
-    send_depth: int = 16
+    recv_size: int | None = None
+    recv_depth: int | None = None
+    send_depth: int | None = None
     spin: int = 500
+    probe: bool = True
 
     def __post_init__(self) -> None:
         limits = {
@@ -286,6 +309,15 @@ class Options:
         sizes = MTU_BYTES.values()
         if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
             raise ValueError(f"path_mtu is {self.path_mtu}: give {', '.join(map(str, sizes))} bytes")
+
+    def sizes(self, count: int = 1) -> Sizes:
+        """The sizes for ``count`` queue pairs made at once, with what was left open filled in."""
+        least = Sizes(65536, 16, 16) if count == 1 else Sizes(16384, 4, 4)
+        return Sizes(
+            self.recv_size or least.recv_size,
+            self.recv_depth or least.recv_depth,
+            self.send_depth or least.send_depth,
+        )
 
     @property
     def mtu(self) -> Mtu:

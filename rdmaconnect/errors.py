@@ -353,11 +353,12 @@ class PeerRejected(RdmaConnectError):
         stage: the door at which it refused.
         errno: its error number, or 0.
         reason: its own words.
+        ports: other ports of it that could be tried (``PortAddress``).
     """
 
-    def __init__(self, stage: str, errno: int, reason: str) -> None:
+    def __init__(self, stage: str, errno: int, reason: str, ports: Sequence[object] = ()) -> None:
         super().__init__(f"connect: the peer refused at {stage}: {reason}")
-        self.stage, self.errno, self.reason = stage, errno, reason
+        self.stage, self.errno, self.reason, self.ports = stage, errno, reason, tuple(ports)
 
 
 class PeerClosed(RdmaConnectError, ConnectionError):

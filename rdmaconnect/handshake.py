@@ -13,6 +13,9 @@ moves the queue pairs between ``receive`` and the answer, and hands in the rando
     AGREED    <-- reply --            ANSWERED
               (queue pair to RTR, RTS)
     JOINED    -- ready -->            JOINED     (queue pair to RTS)
+              -- proof -->
+              <-- proof --            (each after the other's probes have arrived)
+              -- beat, beat --
     CLOSED    <-- reject, bye -->     CLOSED
 """
 
@@ -20,10 +23,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from .abi import QpType
 from .errors import LocalProtocolError, PeerRejected, RemoteProtocolError
-from .wire import Bye, Hello, Message, Ready, Reject, Reply
+from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply
 
-__all__ = ["RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State"]
+__all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State", "counts"]
 
 
 class Role(Enum):
@@ -72,7 +76,17 @@ RECEIVES: dict[Role, dict[tuple[State, type], State]] = {
 for _table in (SENDS, RECEIVES):
     for _role in Role:
         _table[_role].update({(s, Reject): _S.CLOSED for s in State if s is not _S.CLOSED})
-        _table[_role][_S.JOINED, Bye] = _S.CLOSED
+        _table[_role].update({(_S.JOINED, Proof): _S.JOINED, (_S.JOINED, Beat): _S.JOINED, (_S.JOINED, Bye): _S.CLOSED})
+
+
+def counts(theirs: bytes, mine: bytes) -> bool:
+    """Whether the peer's call counts where both sides call each other: the one with the smaller id does.
+
+    Args:
+        theirs: the id of the peer's hello.
+        mine: the id of this side's.
+    """
+    return theirs < mine
 
 
 class Handshake:
@@ -85,12 +99,14 @@ class Handshake:
     Attributes:
         state: where it stands.
         peer: the hello or reply that came, or None.
+        proved: whether the peer said that it has received our probes.
         said: the message sent since the last one came, that is the answer to it; None while there is none.
     """
 
     def __init__(self, role: Role, id: bytes | None = None) -> None:
         self.role, self.id, self.state = role, id, State.IDLE
         self.peer: Hello | Reply | None = None
+        self.proved = False
         self._heard: Message | None = None
         self.said: Message | None = None
 
@@ -127,7 +143,7 @@ class Handshake:
         unread = isinstance(message, Reject) and message.id == NO_ID
         if message.id != self.id and not unread:
             return Outcome.STALE
-        if message == self._heard and not isinstance(message, Bye):
+        if message == self._heard and not isinstance(message, Bye | Beat):
             return Outcome.REPEATED
         key = (self.state, type(message))
         if key not in RECEIVES[self.role]:
@@ -144,6 +160,12 @@ class Handshake:
         self.state, self._heard, self.said = RECEIVES[self.role][key], message, None
         if isinstance(message, Hello | Reply):
             self.peer = message
+        self.proved = self.proved or isinstance(message, Proof)
         if isinstance(message, Reject):
-            raise PeerRejected(message.stage, message.errno, message.why)
+            raise PeerRejected(message.stage, message.errno, message.why, message.ports)
         return Outcome.MOVED
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the queue pairs' type may lose messages, so that probes are repeated."""
+        return self.peer is not None and self.peer.ends[0].qp_type is not QpType.RC

@@ -6,13 +6,25 @@ The listener agrees and tells the connector; both then derive their own :class:`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from .endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress
 from .errors import PeerMismatch, RemoteProtocolError
 
-__all__ = ["Agreement", "AhAttr", "Path", "Wish", "agree", "make_path", "rank_pairs"]
+__all__ = [
+    "Agreement",
+    "AhAttr",
+    "Candidate",
+    "Path",
+    "Wish",
+    "agree",
+    "candidates",
+    "make_path",
+    "narrow",
+    "rank_pairs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class Wish:
         traffic_class: 0 to 255.
         flow_label: 20 bits.
         pkey: partition key by value, or None for the best common one.
+        probe: whether both ends prove the data path before they hand the connection out.
     """
 
     path_mtu: Mtu = Mtu.MTU_4096
@@ -32,6 +45,7 @@ class Wish:
     traffic_class: int = 0
     flow_label: int = 0
     pkey: int | None = None
+    probe: bool = True
 
     def __post_init__(self) -> None:
         Options(sl=self.sl, traffic_class=self.traffic_class, flow_label=self.flow_label, pkey=self.pkey)
@@ -41,7 +55,7 @@ class Wish:
     @classmethod
     def of(cls, options: Options) -> Wish:
         """The part of a caller's options that concerns both ends."""
-        return cls(options.mtu, options.sl, options.traffic_class, options.flow_label, options.pkey)
+        return cls(options.mtu, options.sl, options.traffic_class, options.flow_label, options.pkey, options.probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,9 @@ class Agreement:
     traffic_class: int
     flow_label: int
     pkey: int
+
+    def __post_init__(self) -> None:
+        Wish(self.path_mtu, self.sl, self.traffic_class, self.flow_label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +125,27 @@ class Path:
     remote_gid: GidEntry | None = None
     why: tuple[str, ...] = ()
 
+    def because(self, words: tuple[str, ...]) -> Path:
+        """The same path with more said on why."""
+        return replace(self, why=self.why + words)
+
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
         return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
+
+
+def _merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, ...]:
+    """The smaller the better."""
+    mine, theirs = pair
+    local_only = mine.gid.is_link_local or theirs.gid.is_link_local
+    same = mine.gid.common_prefix(theirs.gid)
+    return (
+        -int(mine.gid_type == GidType.ROCE_V2),
+        int(local_only),
+        -(4 * (same - 96) if mine.gid.is_ipv4 else same),  # any two mapped IPv4 addresses share 96 bits
+        mine.gid_index,
+        theirs.gid_index,
+    )
 
 
 def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidEntry, GidEntry]]:
@@ -120,25 +155,13 @@ def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidE
     link-local, then the longer common prefix (the same subnet), then the lower slots.
     """
 
-    def merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, int, int, int, int]:
-        mine, theirs = pair
-        local_only = mine.gid.is_link_local or theirs.gid.is_link_local
-        same = mine.gid.common_prefix(theirs.gid)
-        return (
-            -int(mine.gid_type == GidType.ROCE_V2),
-            int(local_only),
-            -(4 * (same - 96) if mine.gid.is_ipv4 else same),  # any two mapped IPv4 addresses share 96 bits
-            mine.gid_index,
-            theirs.gid_index,
-        )
-
     pairs = [
         (a, b)
         for a in connector.gids
         for b in listener.gids
         if a.gid_type == b.gid_type and (a.gid_type == GidType.IB or _scope(a.gid) == _scope(b.gid))
     ]
-    return sorted(pairs, key=merit)
+    return sorted(pairs, key=_merit)
 
 
 def _scope(gid: Gid) -> tuple[bool, bool, bool]:
@@ -156,6 +179,52 @@ def _common_pkey(connector: PortAddress, listener: PortAddress, wish: int | None
         if any(key == other & 0x7FFF and (mine | other) & 0x8000 for other in theirs):
             return key
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way from one host to another: two ports, each with the one GID to use, or none where LIDs are used."""
+
+    here: PortAddress
+    there: PortAddress
+
+    def __str__(self) -> str:
+        return " to ".join(f"{port} {_list(port.gids)}" if port.gids else str(port) for port in (self.here, self.there))
+
+
+def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> list[Candidate]:
+    """Every way between two hosts, the best first, in the order of :func:`rank_pairs`.
+
+    Args:
+        here: the connector's ports.
+        there: the listener's ports.
+    """
+    found = []
+    for a in here:
+        for b in there:
+            if a.link_layer != b.link_layer:
+                continue
+            if _needs_grh(a, b):
+                pairs = [(a.only(x), b.only(y)) for x, y in rank_pairs(a, b)]
+                ways = [(x, y) for x, y in pairs if _needs_grh(x, y)]
+            else:
+                ways = [(replace(a, gids=()), replace(b, gids=()))]
+            found += [(_merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
+    return [way for _, way in sorted(found, key=lambda pair: pair[0])]
+
+
+def narrow(port: PortAddress, gid: bytes | None) -> PortAddress:
+    """The same port with only the GID of that value, all of them if it is None.
+
+    Raises:
+        PeerMismatch: if the port does not have it.
+    """
+    if gid is None:
+        return port
+    gids = tuple(entry for entry in port.gids if entry.gid.raw == gid)
+    if not gids:
+        raise PeerMismatch([f"GID {Gid(gid)} is not one of {port}: {_list(port.gids)}"])
+    return replace(port, gids=gids)
 
 
 def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:

@@ -88,6 +88,11 @@ def payload(size: int, iteration: int) -> bytes:
     return (_CYCLE[start : start + 251] * (size // 251 + 1))[:size]
 
 
+def most_size(conn: Connection) -> int:
+    """The longest message, in bytes, that can go there and come back."""
+    return min(conn.local.recv_size, conn.max_send_size)
+
+
 def ping(
     conn: Connection,
     *,
@@ -113,7 +118,7 @@ def ping(
         PayloadError: a message came back changed.
         RdmaConnectError: as ``send`` and ``recv``.
     """
-    most = min(conn.local.recv_size, conn.peer.recv_size)
+    most = most_size(conn)
     if not 0 <= size <= most:
         raise ValueError(f"size is {size}: these two ends take 0 to {most} bytes in one message")
     if iters < 1:
@@ -172,8 +177,10 @@ def echo(conn: Connection, *, deadline_s: float | None = 30) -> tuple[int, int]:
     first = conn.recv(deadline_s=deadline_s)
     try:
         plan = msgpack.unpackb(first[:PLAN_MAX])
-        size, iters = int(plan["size"]), int(plan["iters"])
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+        size, iters = plan["size"], plan["iters"]
+        if type(size) is not int or type(iters) is not int or not 0 <= size <= most_size(conn) or iters < 1:
+            raise ValueError(plan)
+    except (ValueError, TypeError, KeyError, RecursionError, msgpack.UnpackException):
         raise RemoteProtocolError("echo: the peer's first message is not a plan. Does it run ping?") from None
     for i in range(iters):
         data = conn.recv(deadline_s=deadline_s)

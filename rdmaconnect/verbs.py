@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
     Raises:
         LibraryError: it cannot be loaded.
     """
-    name = os.environ.get("RDMACONNECT_LIBIBVERBS", _SONAME)
+    name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
     try:
         return ctypes.CDLL(name, use_errno=True)
     except OSError as e:

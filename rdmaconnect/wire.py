@@ -14,7 +14,7 @@ Every message has
     key     type   meaning
     ======  =====  ==============================================================
     v       int    major version of the protocol, 1. Another one is refused.
-    t       text   ``hello``, ``reply``, ``ready``, ``reject`` or ``bye``
+    t       text   ``hello``, ``reply``, ``ready``, ``proof``, ``beat``, ``reject`` or ``bye``
     id      bin    16 random bytes, one per attempt to connect, chosen by the connector
     ======  =====  ==============================================================
 
@@ -24,26 +24,37 @@ hello (connector to listener) and reply (listener to connector) have besides
     qps     array  of [qp_num, psn, qkey], 1 to 4096; psn is the one its owner *sends from*;
                    a reply has as many as the hello, in the same order
     port    map    dev text, num, ll (``IBV_LINK_LAYER_*``), lid, mtu (``ibv_mtu``), grh bool,
-                   pkeys array of int, ird (RDMA reads and atomics this end issues at once), ord
+                   pkeys array of int, ord (RDMA reads and atomics this end issues at once), ird
                    (those it answers at once), gids array of [gid bin 16, ``ibv_gid_type``, index,
                    netdev text]; index and netdev are for messages to people only
-    rsz     int    bytes that each posted receive takes
+    rsz     int    payload bytes that each posted receive takes
     mem     map    name -> [addr, length, rkey], at most 256 named memory regions
+    data    bin    the application's own, at most 4096 bytes
     ======  =====  ==============================================================
 
 hello
-    wish    map    mtu (``ibv_mtu``), sl, tc, fl, pkey (int or nil)
+    wish    map    mtu (``ibv_mtu``), sl, tc, fl, pkey (int or nil), probe (bool: see below)
+    prev    bin    id of the connection that this one takes the place of, or nil
+    want    array  [device, port number, connector's GID, listener's GID] that the listener is to use,
+                   the GIDs 16 bytes or nil; or nil for its own choice
+    meet    bool   both sides call each other: see below
 
 reply
     agree   map    cg and lg (the connector's and the listener's GID entry, both nil where LIDs are
                    used), mtu, sl, tc, fl, pkey (15 bits)
+    ports   array  of port maps: all that the listener could use, at most 16
 
 ready (connector to listener): nothing more. The connector is in RTS.
+
+proof (either way, after ready): nothing more. The sender has received the peer's probes, whole.
+
+beat (either way, after ready): nothing more. It is not answered: sending it shows whether the peer is there.
 
 reject (either way, at any time)
     stage   text   the door at which it failed, at most 64 characters
     errno   int    0 to 4095; 0 if none
     why     text   in words, at most 2048 characters
+    ports   array  of port maps, as in reply; empty from a connector
 
 bye (either way, after ready)
     why     text   in words, at most 2048 characters
@@ -52,12 +63,25 @@ Conversation
     hello -> reply -> ready. On hello the listener goes to RTR with the connector's values, receives
     posted, and replies; the connector goes to RTR and RTS, and may send at once; on ready the listener
     goes to RTS. A message that is repeated is answered the same way again.
+
+    A reject that lists ports lets the connector try again with ``want`` and a new id.
+
+    With ``probe`` each side, once in RTS, sends two messages over each queue pair: 16 bytes, and two
+    path MTUs and one byte (UD: one MTU; never above ``rsz``). Their contents are the id, the index of
+    the queue pair (4 bytes, network order), both repeated and cut to length. It says ``proof`` when it
+    has received the peer's. Over UC and UD, which may lose them, they are sent again until the peer's
+    proof comes. Only after both proofs does the application send.
+
+    With ``meet`` each side listens and says hello to the other. Of the two hellos the one with the
+    smaller id counts: its receiver answers it and takes its own back; its sender does not answer the
+    other.
+
+    A reject whose id is all zero answers bytes that could not be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgpack
@@ -65,74 +89,27 @@ import msgpack
 from .abi import GidType, LinkLayer, Mtu, QpType
 from .endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from .errors import RemoteProtocolError
+from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
 from .path import Agreement, Wish
 
-__all__ = [
-    "MAX_FRAME", "MAX_QPS", "VERSION", "Bye", "Hello", "Message", "Ready", "Reject", "Reply", "decode", "encode",
-]  # fmt: skip
+__all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
 
 VERSION = 1
-MAX_FRAME = 256 * 1024
+MAX_FRAME = 512 * 1024
 MAX_QPS = 4096
 MAX_REGIONS = 256
+MAX_PORTS = 16
+MAX_PRIVATE = 4096
 MAX_NAME = 256
 MAX_TEXT = 2048
 MAX_ERRNO = 4095
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The connector's ends, its wishes and its named memory."""
-
-    id: bytes
-    ends: tuple[Endpoint, ...]
-    wish: Wish
-    regions: dict[str, RemoteRegion]
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The listener's ends, what it agreed to and its named memory."""
-
-    id: bytes
-    ends: tuple[Endpoint, ...]
-    agreement: Agreement
-    regions: dict[str, RemoteRegion]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The connector is in RTS."""
-
-    id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """The sender gives up, and says where and why."""
-
-    id: bytes
-    stage: str
-    errno: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bye:
-    """The sender closes a connection that stood."""
-
-    id: bytes
-    why: str
-
-
-Message = Hello | Reply | Ready | Reject | Bye
 
 
 def encode(message: Message) -> bytes:
     """The bytes of one message.
 
     Args:
-        message: any of the five.
+        message: any of the seven.
 
     Returns:
         One frame.
@@ -140,8 +117,8 @@ def encode(message: Message) -> bytes:
     Raises:
         ValueError: if it would be larger than ``MAX_FRAME``, or names regions that the peer would refuse.
     """
-    kind, body = _ENCODERS[type(message)](message)
-    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **body}, unicode_errors="replace")
+    kind, put = _ENCODERS[type(message)]
+    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **put(message)}, unicode_errors="replace")
     if len(frame) > MAX_FRAME:
         raise ValueError(f"the {kind} is {len(frame)} bytes long: at most {MAX_FRAME} may be sent")
     return frame
@@ -180,10 +157,7 @@ def decode(frame: bytes) -> Message:
         reader = _DECODERS.get(kind)
         if reader is None:
             raise ValueError(f"t is {_short(kind)}")
-        ident = _get(body, "id", bytes)
-        if len(ident) != 16:
-            raise ValueError(f"id has {len(ident)} bytes, not 16")
-        return reader(ident, body)
+        return reader(_bytes(body, "id", 16, 16), body)
     except (ValueError, TypeError, OverflowError, RecursionError) as e:
         raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
 
@@ -234,6 +208,17 @@ def _int(body: Any, key: str, most: int, least: int = 0) -> int:
     return value
 
 
+def _bytes(body: Any, key: str, least: int, most: int) -> bytes:
+    value: bytes = _get(body, key, bytes)
+    if not least <= len(value) <= most:
+        raise ValueError(f"{key} has {len(value)} bytes: {least} to {most} are allowed")
+    return value
+
+
+def _optional_bytes(body: Any, key: str, size: int) -> bytes | None:
+    return None if _value(body, key) is None else _bytes(body, key, size, size)
+
+
 # ---- one pair for each thing that a message carries
 
 
@@ -255,8 +240,8 @@ def _put_port(port: PortAddress) -> dict[str, Any]:
         "mtu": int(port.active_mtu),
         "grh": port.grh_required,
         "pkeys": list(port.pkeys),
-        "ird": port.max_rd_atomic,
-        "ord": port.max_dest_rd_atomic,
+        "ord": port.max_rd_atomic,
+        "ird": port.max_dest_rd_atomic,
         "gids": [_put_gid(entry) for entry in port.gids],
     }
 
@@ -270,29 +255,41 @@ def _take_port(body: Any) -> PortAddress:
         active_mtu=Mtu(_int(body, "mtu", 5, 1)),
         grh_required=_get(body, "grh", bool),
         pkeys=tuple(_list(body, "pkeys", 256)),
-        max_rd_atomic=_get(body, "ird", int),
-        max_dest_rd_atomic=_get(body, "ord", int),
+        max_rd_atomic=_get(body, "ord", int),
+        max_dest_rd_atomic=_get(body, "ird", int),
         gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
     )
 
 
-def _put_side(ends: tuple[Endpoint, ...], regions: dict[str, RemoteRegion]) -> dict[str, Any]:
-    first = ends[0]
+def check_names(regions: Collection[str]) -> None:
+    """Refuse names of regions, or a number of them, that a peer would refuse.
+
+    Raises:
+        ValueError: more than 256, longer than 256 characters, or not printable text.
+    """
     if len(regions) > MAX_REGIONS:
         raise ValueError(f"there are {len(regions)} regions: at most {MAX_REGIONS} may be named")
     for name in regions:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
             raise ValueError(f"a region's name is {name!r}: give printable text of at most {MAX_NAME} characters")
+
+
+def _put_side(message: Hello | Reply) -> dict[str, Any]:
+    first, regions = message.ends[0], message.regions
+    check_names(regions)
+    if len(message.private_data) > MAX_PRIVATE:
+        raise ValueError(f"private_data is {len(message.private_data)} bytes long: at most {MAX_PRIVATE} may be sent")
     return {
         "qpt": int(first.qp_type),
-        "qps": [[end.qp_num, end.psn, end.qkey] for end in ends],
+        "qps": [[end.qp_num, end.psn, end.qkey] for end in message.ends],
         "port": _put_port(first.port),
         "rsz": first.recv_size,
         "mem": {name: [r.addr, r.length, r.rkey] for name, r in regions.items()},
+        "data": message.private_data,
     }
 
 
-def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion]]:
+def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion], bytes]:
     qp_type, port = QpType(_int(body, "qpt", 255)), _take_port(_get(body, "port", dict))
     rsz = _get(body, "rsz", int)
     qps = [_row(value, int, int, int) for value in _list(body, "qps", MAX_QPS, 1)]
@@ -304,18 +301,23 @@ def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion]
     for name, value in mem.items():
         addr, length, rkey = _row(value, int, int, int)
         regions[_text({"name": name}, "name", MAX_NAME)] = RemoteRegion(addr, rkey, length)
-    return ends, regions
+    return ends, regions, _bytes(body, "data", 0, MAX_PRIVATE)
 
 
 def _put_wish(wish: Wish) -> dict[str, Any]:
     return {
         "mtu": int(wish.path_mtu), "sl": wish.sl, "tc": wish.traffic_class, "fl": wish.flow_label, "pkey": wish.pkey,
+        "probe": wish.probe,
     }  # fmt: skip
 
 
 def _take_wish(body: Any) -> Wish:
     pkey = None if _value(body, "pkey") is None else _get(body, "pkey", int)
-    return Wish(Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int), pkey)
+    return Wish(*_take_classes(body), pkey, _get(body, "probe", bool))
+
+
+def _take_classes(body: Any) -> tuple[Mtu, int, int, int]:
+    return Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int)
 
 
 def _put_agreement(a: Agreement) -> dict[str, Any]:
@@ -328,38 +330,74 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
 def _take_agreement(body: Any) -> Agreement:
     values = [_value(body, key) for key in ("cg", "lg")]
     mine, theirs = (None if value is None else _take_gid(value) for value in values)
-    wish, pkey = _take_wish(body), _int(body, "pkey", 0x7FFF, 1)
-    return Agreement(mine, theirs, wish.path_mtu, wish.sl, wish.traffic_class, wish.flow_label, pkey)
+    return Agreement(mine, theirs, *_take_classes(body), _int(body, "pkey", 0x7FFF, 1))
 
 
 def _errno(number: int) -> int:
     return number if 0 <= number <= MAX_ERRNO else 0
 
 
+def _put_target(target: Target | None) -> list[Any] | None:
+    if target is None:
+        return None
+    return [target.device, target.port_num, target.connector_gid, target.listener_gid]
+
+
+def _take_target(value: Any) -> Target | None:
+    if value is None:
+        return None
+    device, port_num = _row(value, str, int)
+    gids = [_optional_bytes({"gid": gid}, "gid", 16) for gid in value[2:4]]
+    if len(gids) < 2:
+        raise ValueError("want has fewer than 4 values")
+    return Target(_text({"dev": device}, "dev", 64), _int({"num": port_num}, "num", 254, 1), *gids)
+
+
+def _take_ports(body: Any) -> tuple[PortAddress, ...]:
+    return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
+
+
+def _put_hello(m: Hello) -> dict[str, Any]:
+    last = {"prev": m.prev, "want": _put_target(m.target), "meet": m.meet}
+    return {**_put_side(m), "wish": _put_wish(m.wish), **last}
+
+
 def _take_hello(ident: bytes, body: Any) -> Hello:
-    ends, regions = _take_side(body)
-    return Hello(ident, ends, _take_wish(_get(body, "wish", dict)), regions)
+    ends, regions, data = _take_side(body)
+    prev, target = _optional_bytes(body, "prev", 16), _take_target(_value(body, "want"))
+    return Hello(
+        ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool)
+    )
+
+
+def _put_reply(m: Reply) -> dict[str, Any]:
+    return {**_put_side(m), "agree": _put_agreement(m.agreement), "ports": [_put_port(port) for port in m.ports]}
 
 
 def _take_reply(ident: bytes, body: Any) -> Reply:
-    ends, regions = _take_side(body)
-    return Reply(ident, ends, _take_agreement(_get(body, "agree", dict)), regions)
+    ends, regions, data = _take_side(body)
+    return Reply(ident, ends, _take_agreement(_get(body, "agree", dict)), regions, data, _take_ports(body))
 
 
-_ENCODERS: dict[type, Callable[[Any], tuple[str, dict[str, Any]]]] = {
-    Hello: lambda m: ("hello", {**_put_side(m.ends, m.regions), "wish": _put_wish(m.wish)}),
-    Reply: lambda m: ("reply", {**_put_side(m.ends, m.regions), "agree": _put_agreement(m.agreement)}),
-    Ready: lambda m: ("ready", {}),
-    Reject: lambda m: ("reject", {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}),
-    Bye: lambda m: ("bye", {"why": m.why[:MAX_TEXT]}),
-}
+def _put_reject(m: Reject) -> dict[str, Any]:
+    words = {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}
+    return {**words, "ports": [_put_port(port) for port in m.ports]}
 
-_DECODERS: dict[str, Callable[[bytes, Any], Message]] = {
-    "hello": _take_hello,
-    "reply": _take_reply,
-    "ready": lambda ident, body: Ready(ident),
-    "reject": lambda ident, body: Reject(
-        ident, _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
-    ),
-    "bye": lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT)),
-}
+
+def _take_reject(ident: bytes, body: Any) -> Reject:
+    words = _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
+    return Reject(ident, *words, _take_ports(body))
+
+
+#: each type's name, how it is written, how it is read
+_KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
+    (Hello, "hello", _put_hello, _take_hello),
+    (Reply, "reply", _put_reply, _take_reply),
+    (Ready, "ready", lambda m: {}, lambda ident, body: Ready(ident)),
+    (Proof, "proof", lambda m: {}, lambda ident, body: Proof(ident)),
+    (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
+    (Reject, "reject", _put_reject, _take_reject),
+    (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),
+)
+_ENCODERS = {kind: (name, put) for kind, name, put, _ in _KINDS}
+_DECODERS = {name: take for _, name, _, take in _KINDS}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState, QpType
 from rdmaconnect.device import Port
 from rdmaconnect.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from rdmaconnect.messages import Target
 from rdmaconnect.path import Wish
 
 ID = bytes(range(16))
@@ -73,7 +74,12 @@ ports = st.builds(
     max_rd_atomic=U8,
     max_dest_rd_atomic=U8,
 )
-wishes = st.builds(Wish, MTUS, st.integers(0, 15), U8, st.integers(0, 2**20 - 1), st.none() | st.integers(1, 0xFFFF))
+wishes = st.builds(
+    Wish, MTUS, st.integers(0, 15), U8, st.integers(0, 2**20 - 1), st.none() | st.integers(1, 0xFFFF), st.booleans()
+)
+IDS = st.binary(min_size=16, max_size=16)
+targets = st.none() | st.builds(Target, TEXTS, st.integers(1, 254), st.none() | IDS, st.none() | IDS)
+private = st.binary(max_size=50)
 regions = st.dictionaries(TEXTS, st.builds(RemoteRegion, U64, U32, U64), max_size=3)
 
 

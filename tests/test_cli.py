@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,7 +95,8 @@ def test_an_error_is_one_line_and_status_1(
 ) -> None:
     monkeypatch.setattr(cli, "device_names", lambda: raises(error))
     assert main(["devices"]) == 1
-    assert capsys.readouterr() == ("", f"rdmaconnect: {error}\n")
+    words = "words" if type(error) is OSError else error
+    assert capsys.readouterr() == ("", f"rdmaconnect: {words}\n")
 
 
 def raises(error: BaseException) -> Any:
@@ -147,7 +149,7 @@ def test_help_and_version_are_status_0(argv: list[str], capsys: pytest.CaptureFi
         ("pingpong -m 1500", "argument -m/--mtu: invalid choice: 1500"),
         ("pingpong -l 16", "sl is 16: give 0 to 15"),
         ("pingpong -r 0", "recv_depth is 0: give 1 to 32768"),
-        ("pingpong --deadline soon", "argument --deadline: invalid float value: 'soon'"),
+        ("pingpong --deadline soon", "argument --deadline: 'soon' is not a number of seconds, 0 or more"),
         ("pingpong http://host", "the peer is "),
     ],
 )
@@ -241,9 +243,10 @@ def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str
     assert url == "tcp://10.0.0.7:4"
     assert options == {
         "device": "rxe1", "port_num": 2, "gid_index": 3, "path_mtu": 1024, "sl": 5, "recv_size": 100000,
-        "recv_depth": 6, "spin": 0, "deadline_s": 2.5,
+        "recv_depth": 6, "spin": 0, "deadline_s": 2.5, "qp_type": "RC",
     }  # fmt: skip
-    Options(**{name: value for name, value in options.items() if name != "deadline_s"})
+    Options(**{name: value for name, value in options.items() if name not in ("deadline_s", "qp_type")})
+    assert asked("peer", "-t", "ud")[1]["qp_type"] == "UD"
 
 
 def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
@@ -253,6 +256,7 @@ def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[s
     url, options = asked("peer")
     assert url == "tcp://peer:18515"
     assert options.pop("deadline_s") == 30
+    assert options.pop("qp_type") == "RC"
     assert Options(**options) == Options()
 
 
@@ -277,7 +281,7 @@ REPORT = Report(
 class Connected:
     """Stands in for a connection."""
 
-    local, peer, path = HERE, THERE, PATH
+    local, peer, path, max_send_size = HERE, THERE, PATH, 4096
 
     def __init__(self, *args: Any, **options: Any) -> None:
         pass
@@ -381,3 +385,34 @@ def test_devices_are_listed_as_json(two_devices: None, capsys: pytest.CaptureFix
     }  # fmt: skip
     assert (two["device"], two["ports"]) == ("rxe1", [])
     assert "EACCES" in two["error"]
+
+
+# ---- tables and keys
+
+
+@pytest.mark.parametrize("qp_type", ["RC", "uc", "UD", "RAW_PACKET"])
+def test_the_table_of_a_type_is_printed(qp_type: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["states", qp_type]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "INIT" in out
+    assert "RTR" in out
+    assert ("DEST_QPN" in out) is (qp_type.upper() in ("RC", "UC"))
+
+
+def test_an_unknown_type_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'TCP' is not one of RC" in usage_error(capsys, "states", "TCP")
+
+
+def test_a_pair_of_keys_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = str(tmp_path / "keys" / "node1")
+    assert main(["keygen", name]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    secret = Path(f"{name}.key_secret")
+    assert f"{name}.key" in out
+    assert secret.stat().st_mode & 0o777 == 0o600
+    (key,) = [line.split('"')[1] for line in secret.read_text().splitlines() if "secret-key" in line]
+    assert key not in out
+    assert main(["keygen", name]) == 1
+    assert "is there already. Take another name." in capsys.readouterr().err

@@ -13,7 +13,7 @@ from samples import IB, V1, V2, gid, port
 
 from rdmaconnect import device
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState
-from rdmaconnect.device import Port, choose_port, source_addresses
+from rdmaconnect.device import Port, rank_ports, source_addresses
 from rdmaconnect.endpoint import Gid, Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
 
@@ -58,17 +58,17 @@ class Host:
         found.uses += 1
         return found
 
+    def rank(self, host: str | None = None, **options: Any) -> list[tuple[str, int]]:
+        found = rank_ports(Options(**options), host)
+        assert all(made.uses == 0 for made in self.devices.values()), "a device was left open"
+        return [(port.device, port.port_num) for port in found]
+
     def choose(self, host: str | None = None, **options: Any) -> tuple[str, int]:
-        context, chosen = choose_port(Options(**options), host)
-        assert [made.uses for made in self.devices.values() if made is not context] == [0] * (len(self.devices) - 1)
-        assert isinstance(context, Device)
-        assert context.uses == 1
-        context.close()
-        return context.name, chosen.port_num
+        return self.rank(host, **options)[0]
 
     def refuses(self, error: type[Exception] = DeviceError, **options: Any) -> str:
         with pytest.raises(error) as caught:
-            choose_port(Options(**options))
+            rank_ports(Options(**options))
         assert all(made.uses == 0 for made in self.devices.values()), "a device was left open"
         return str(caught.value)
 
@@ -129,6 +129,32 @@ def test_a_device_that_cannot_be_opened_is_passed_over(host: Host) -> None:
     host.has(port(name="rxe0"), error=VerbsError("ibv_open_device", errno.EACCES, "open rxe0"))
     host.has(port(gid("127.0.0.1"), name="rxe1"))
     assert host.choose() == ("rxe1", 1)
+
+
+def test_all_ports_that_could_be_used_are_there_the_best_first(host: Host) -> None:
+    host.has(port(gid(FAR), name="rxe0"), port(gid("127.0.0.9"), name="rxe0", port_num=2, state=PortState.DOWN))
+    host.has(port(gid("169.254.7.7"), gid("127.0.0.1"), name="rxe1"), port(gid("127.0.0.2"), name="rxe1", port_num=2))
+    host.sources = [Gid.parse("127.0.0.2")]
+    assert host.rank("peer") == [("rxe1", 2), ("rxe1", 1)]
+    assert host.rank() == [("rxe1", 1), ("rxe1", 2)]
+    assert host.rank("peer", device="rxe1") == [("rxe1", 2), ("rxe1", 1)]
+    assert host.rank("peer", device="rxe1", port_num=1) == [("rxe1", 1)]
+
+
+def test_ports_of_another_network_namespace_are_there_only_if_there_are_no_others(host: Host) -> None:
+    host.has(port(gid(FAR), name="rxe0"))
+    host.has(port(name="rxe1"))
+    assert host.rank() == [("rxe0", 1), ("rxe1", 1)]
+    host.has(port(gid("fe80::1", IB), name="mlx5_0", link_layer=LinkLayer.INFINIBAND))
+    assert host.rank() == [("mlx5_0", 1)]
+    assert host.rank(device="rxe0") == [("rxe0", 1)]
+
+
+def test_a_device_without_the_port_asked_for_is_passed_over_if_another_has_it(host: Host) -> None:
+    host.has(port(gid("127.0.0.1"), name="rxe0"))
+    host.has(port(gid("127.0.0.2"), name="rxe1"), port(gid("127.0.0.3"), name="rxe1", port_num=2))
+    assert host.rank(port_num=2) == [("rxe1", 2)]
+    assert "Seen: use port 3 of rxe0: it has port 1; use port 3 of rxe1: it has ports 1, 2." in host.refuses(port_num=3)
 
 
 # ---- what is said where nothing fits

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from samples import U64, end, gid, infiniband, roce
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, QpType
-from rdmaconnect.endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion, mtu_code
+from rdmaconnect.endpoint import (
+    MTU_BYTES,
+    Endpoint,
+    Gid,
+    GidEntry,
+    Options,
+    PortAddress,
+    RemoteRegion,
+    Sizes,
+    mtu_code,
+)
 
 # ---- Gid
 
@@ -152,7 +162,8 @@ def test_what_is_not_given_has_the_value_that_is_documented() -> None:
     assert dataclasses.asdict(Options()) == {
         "device": None, "port_num": None, "gid_index": None, "path_mtu": None, "sl": 0, "traffic_class": 0,
         "flow_label": 0, "pkey": None, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7, "min_rnr_timer": 12,
-        "max_rd_atomic": None, "hop_limit": 64, "recv_size": 65536, "recv_depth": 16, "send_depth": 16, "spin": 500,
+        "max_rd_atomic": None, "hop_limit": 64, "recv_size": None, "recv_depth": None, "send_depth": None, "spin": 500,
+            "probe": True,
     }  # fmt: skip
     port = PortAddress("rxe0", 1, LinkLayer.ETHERNET, 0, Mtu.MTU_1024)
     assert (port.gids, port.grh_required, port.pkeys) == ((), False, (0xFFFF,))
@@ -167,6 +178,31 @@ def test_options_are_all_optional_and_unknown_ones_are_refused() -> None:
     assert Options(**dataclasses.asdict(Options())) == Options()
     with pytest.raises(TypeError, match="gid_idx"):
         Options(gid_idx=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "sizes"),
+    [
+        ({}, 1, (65536, 16, 16)),
+        ({}, 2, (16384, 4, 4)),
+        ({}, 4096, (16384, 4, 4)),
+        ({"recv_size": 1}, 1, (1, 16, 16)),
+        ({"recv_size": 2**30, "recv_depth": 2**15, "send_depth": 1}, 1000, (2**30, 2**15, 1)),
+        ({"send_depth": 9}, 3, (16384, 4, 9)),
+    ],
+)
+def test_sizes_that_were_left_open_depend_on_how_many_are_made(
+    given: dict[str, int], count: int, sizes: tuple[int, int, int]
+) -> None:
+    assert Options(**given).sizes(count) == Sizes(*sizes)
+    assert Options(**given).sizes() == Options(**given).sizes(1)
+
+
+def test_a_port_can_be_told_with_one_gid_or_none() -> None:
+    made = roce(gid("10.0.0.1"), gid("10.0.0.2", gid_index=1), device="rxe7")
+    assert made.only(made.gids[1]) == roce(made.gids[1], device="rxe7")
+    assert made.only(None).gids == ()
+    assert end(made).at(made.only(None)) == end(made.only(None))
 
 
 @pytest.mark.parametrize("size", [256, 512, 1024, 2048, 4096])

@@ -15,12 +15,18 @@ from vectors import VALUES
 from rdmaconnect.abi import QpType
 from rdmaconnect.errors import LocalProtocolError, PeerRejected, RemoteProtocolError
 from rdmaconnect.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
-from rdmaconnect.wire import Hello, Message, Ready, Reject, Reply, decode, encode
+from rdmaconnect.messages import Beat, Hello, Message, Proof, Ready, Reject, Reply
+from rdmaconnect.wire import decode, encode
 
-HELLO, REPLY, READY, REJECT, BYE = (VALUES[name] for name in ("hello", "reply", "ready", "reject", "bye"))
+HELLO, REPLY, READY, PROOF, BEAT, REJECT, BYE = (
+    VALUES[name] for name in ("hello", "reply", "ready", "proof", "beat", "reject", "bye")
+)
 assert isinstance(HELLO, Hello)
 assert isinstance(REPLY, Reply)
-MESSAGES: dict[str, Message] = {"hello": HELLO, "reply": REPLY, "ready": READY, "reject": REJECT, "bye": BYE}
+assert isinstance(REJECT, Reject)
+MESSAGES: dict[str, Message] = {
+    "hello": HELLO, "reply": REPLY, "ready": READY, "proof": PROOF, "beat": BEAT, "reject": REJECT, "bye": BYE,
+}  # fmt: skip
 CONNECTOR, LISTENER = Role.CONNECTOR, Role.LISTENER
 
 #: how each role comes to each of its states: what it sends (>) and receives (<)
@@ -39,11 +45,13 @@ WALKS: dict[tuple[Role, State], str] = {
 #: what may come, and where it leads; everything else is a fault of the peer
 MAY_COME = {
     CONNECTOR: {
+        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
         (State.ASKED, "reply"): State.AGREED, (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
         (State.ASKED, "reject"): State.CLOSED, (State.AGREED, "reject"): State.CLOSED,
         (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
+        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
         (State.IDLE, "hello"): State.HEARD, (State.ANSWERED, "ready"): State.JOINED,
         (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
         (State.HEARD, "reject"): State.CLOSED, (State.ANSWERED, "reject"): State.CLOSED,
@@ -53,11 +61,13 @@ MAY_COME = {
 #: what may be sent
 MAY_GO = {
     CONNECTOR: {
+        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
         (State.IDLE, "hello"): State.ASKED, (State.AGREED, "ready"): State.JOINED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.ASKED, "reject"): State.CLOSED,
         (State.AGREED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
+        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
         (State.HEARD, "reply"): State.ANSWERED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.HEARD, "reject"): State.CLOSED,
         (State.ANSWERED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
@@ -86,7 +96,7 @@ def other(message: Message) -> Message:
     """A message of the same type and conversation that says something else."""
     if isinstance(message, Hello | Reply):
         return replace(message, ends=tuple(replace(e, psn=e.psn ^ 1) for e in message.ends))
-    return message if isinstance(message, Ready) else replace(message, why="other")
+    return message if isinstance(message, Ready | Proof | Beat) else replace(message, why="other")
 
 
 # ---- two machines face to face
@@ -208,6 +218,7 @@ def test_what_may_not_come_is_a_fault_of_the_peer(role: Role, state: State, name
         assert made.receive(message) is Outcome.MOVED
         assert made.state is leads_to
         assert made.peer == message or not isinstance(message, Hello | Reply)
+        assert made.proved is isinstance(message, Proof)
 
 
 @everywhere
@@ -269,6 +280,42 @@ def test_a_second_hello_that_says_something_else_is_a_fault() -> None:
     with pytest.raises(RemoteProtocolError):
         made.receive(other(HELLO))
     assert made.peer == HELLO
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_proof_is_kept_whatever_follows(role: Role) -> None:
+    made = machine(role, State.JOINED)
+    assert made.proved is False
+    assert made.receive(PROOF) is Outcome.MOVED
+    assert made.receive(PROOF) is Outcome.REPEATED
+    for _ in range(3):
+        assert made.receive(BEAT) is Outcome.MOVED
+    assert made.receive(BYE) is Outcome.MOVED
+    assert made.proved is True
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_proof_that_was_sent_proves_nothing_here(role: Role) -> None:
+    made = machine(role, State.JOINED)
+    made.send(PROOF)
+    made.send(BEAT)
+    assert (made.proved, made.state) == (False, State.JOINED)
+
+
+@pytest.mark.parametrize("qp_type", [QpType.RC, QpType.UC, QpType.UD])
+def test_all_types_but_rc_may_lose_messages(qp_type: QpType) -> None:
+    made = Handshake(LISTENER)
+    assert not made.lossy
+    made.receive(replace(HELLO, ends=ends_of(qp_type, 1)))
+    assert made.lossy is (qp_type is not QpType.RC)
+
+
+def test_a_reject_brings_the_ports_that_could_be_tried() -> None:
+    made = machine(CONNECTOR, State.ASKED)
+    ports = (HELLO.ends[0].port, REPLY.ends[0].port)
+    with pytest.raises(PeerRejected) as caught:
+        made.receive(replace(REJECT, ports=ports))
+    assert caught.value.ports == ports
 
 
 def test_a_good_bye_is_heard_once() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rdmaconnect.deadline import Deadline
+from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError
 from rdmaconnect.oob import BACKLOG, DEFAULT_PORT, Channel, Line, Service, tcp_url
 from rdmaconnect.wire import decode
@@ -33,12 +33,20 @@ def until(look: Callable[[], T | None], waiter: Any = None, seconds: float = 5) 
         if waiter is None:
             time.sleep(0.01)
         else:
-            waiter.wait(deadline)
+            sleep(waiter, deadline)
     return found
 
 
+def sleep(end: Any, deadline: Deadline) -> None:
+    """Tell the wait of a socket, as a story would."""
+    wait = end.wait(deadline)
+    assert set(end.filenos()) <= set(wait.fds)
+    assert wait.deadline is deadline
+    wait_readable(wait.fds, wait.deadline, wait.slice_ms)
+
+
 def take(end: Channel | Line) -> bytes:
-    return until(end.recv, end)
+    return until(end.recv, end if isinstance(end, Channel) else end.service)
 
 
 def meet(service: Service) -> Line:
@@ -95,7 +103,7 @@ def patience(made: Channel, seconds: float) -> str:
     deadline = Deadline(seconds)
     while deadline.left_s > 0:
         assert made.recv() is None
-        made.wait(deadline)
+        sleep(made, deadline)
     return made.seen()
 
 
@@ -259,7 +267,7 @@ def test_waiting_ends_when_something_comes_and_with_the_deadline(service: Servic
         assert made.recv() is None
         deadline = Deadline(0.2)
         while deadline.left_s > 0:
-            made.wait(deadline)
+            sleep(made, deadline)
         assert 0.2 <= deadline.waited_s < 2
         made.send(b"x")
         line = meet(service)
@@ -278,7 +286,7 @@ def test_a_listener_that_comes_later_is_found() -> None:
     with channel(f"tcp://127.0.0.1:{port}") as made:
         made.send(b"early")
         seen = patience(made, 0.3)
-        assert seen == f"tcp://127.0.0.1:{port}: nothing listens there, or a firewall drops the packets"
+        assert seen == f"tcp://127.0.0.1:{port}: nothing listens there, or a firewall drops the packets."
         service = Service(f"tcp://127.0.0.1:{port}", MAX)
         try:
             line = meet(service)
@@ -298,7 +306,7 @@ def test_a_listener_whose_application_does_not_accept_is_told_apart(service: Ser
 def test_a_listener_that_is_silent_is_told_apart() -> None:
     with raw_listener(lambda connection: None) as url, channel(url) as made:
         made.send(b"x")
-        assert patience(made, 0.3) == f"{url}: it accepted the connection, but did not speak"
+        assert patience(made, 0.3) == f"{url}: it accepted the connection, but did not speak."
 
 
 def test_a_listener_that_sends_one_byte_of_garbage_is_no_answer() -> None:
@@ -372,7 +380,7 @@ def test_a_frame_above_the_limit_from_the_listener_is_not_taken(service: Service
         deadline = Deadline(0.5)
         while deadline.left_s > 0:
             assert made.recv() is None
-            made.wait(deadline)
+            sleep(made, deadline)
 
 
 @pytest.mark.parametrize("garbage", [b"x", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(9), bytes(100)], ids=repr)
@@ -419,11 +427,63 @@ def test_a_line_that_was_closed_is_forgotten(service: Service) -> None:
     with channel(service.url) as made:
         made.send(b"x")
         line = meet(service)
+        take(line)
         line.close()
         line.close()
         assert service.peers == {}
         made.send(b"y")
         assert take(meet(service)) == b"y"
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_once_settled_a_listener_that_is_gone_is_the_end(settled: bool) -> None:
+    service = Service(LOCAL, MAX)
+    with channel(service.url) as made:
+        made.send(b"hello")
+        line = meet(service)
+        line.send(take(line))
+        take(made)
+        if settled:
+            made.settle()
+        service.close()
+        if settled:
+            with pytest.raises(PeerClosed, match=r"the peer at tcp://.* is gone: its process ended, or the network to"):
+                until(made.recv, made)
+        else:
+            assert "nothing listens there" in patience(made, 0.3)
+
+
+def test_once_settled_nothing_is_said_again() -> None:
+    first = Service(LOCAL, MAX)
+    with channel(first.url) as made:
+        made.send(b"hello")
+        assert take(meet(first)) == b"hello"
+        made.settle()
+        first.close()
+        second = until(lambda: rebind(first.url))
+        try:
+            with pytest.raises(PeerClosed):
+                until(made.recv, made)
+            until(lambda: (made.recv(), made._meetings > 1 or None)[1])
+            assert second.accept() is None
+        finally:
+            second.close()
+
+
+def test_what_a_closed_line_has_not_read_is_of_a_new_peer(service: Service) -> None:
+    with channel(service.url) as made:
+        for frame in (b"reject", b"hello", b"more"):
+            made.send(frame)
+        line = meet(service)
+        until(lambda: (service.accept(), len(line.inbox) == 3 or None)[1])
+        assert take(line) == b"reject"
+        line.close()
+        new = meet(service)
+        assert new is not line
+        assert [take(new), take(new)] == [b"hello", b"more"]
+        assert line.recv() is None
+        new.close()
+        assert service.accept() is None
 
 
 # ---- who closes what

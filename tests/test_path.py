@@ -13,7 +13,7 @@ from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from rdmaconnect.endpoint import Endpoint, GidEntry, Options, PortAddress
 from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
-from rdmaconnect.path import Agreement, Path, Wish, agree, make_path, rank_pairs
+from rdmaconnect.path import Agreement, Candidate, Path, Wish, agree, candidates, make_path, narrow, rank_pairs
 
 HERE = end(roce(gid("10.0.0.1", gid_index=3)), qp_num=0x11, psn=0x111111)
 THERE = end(roce(gid("10.0.0.2", gid_index=7), device="rxe1"), qp_num=0x22, psn=0x222222)
@@ -90,6 +90,7 @@ def test_a_wish_is_the_part_of_the_options_that_concerns_both() -> None:
     options = Options(path_mtu=2048, sl=1, traffic_class=2, flow_label=3, pkey=0x8001, timeout=20)
     assert Wish.of(options) == Wish(Mtu.MTU_2048, 1, 2, 3, 0x8001)
     assert Wish.of(Options()) == Wish()
+    assert Wish.of(Options(probe=False)) == Wish(probe=False)
 
 
 @pytest.mark.parametrize(
@@ -341,6 +342,86 @@ def test_the_slots_used_are_never_both_of_limited_members(mine: tuple[int, ...],
         assert (x | y) & 0x8000
     else:
         differences(a, b)
+
+
+# ---- every way between two hosts
+
+A1, A2 = roce(gid("10.0.0.1", V2, 1), gid("fe80::1", V2, 2), device="a1"), roce(gid("10.9.0.1", V2, 3), device="a2")
+B1, B2 = roce(gid("10.9.0.2", V2, 4), gid("fe80::2", V2, 5), device="b1"), roce(gid("10.0.0.2", V1, 6), device="b2")
+
+
+def ways(here: list[PortAddress], there: list[PortAddress]) -> list[str]:
+    return [
+        " ".join(f"{p.device}:{p.gids[0].gid_index if p.gids else p.lid}" for p in (way.here, way.there))
+        for way in candidates(here, there)
+    ]
+
+
+def test_all_ways_are_found_the_best_first() -> None:
+    assert ways([A1, A2], [B1, B2]) == ["a2:3 b1:4", "a1:1 b1:4", "a1:2 b1:5"]
+    assert ways([A1], [B2]) == ways([], [B1]) == ways([A1], []) == []
+
+
+def test_the_best_way_between_two_ports_is_what_they_would_agree_on() -> None:
+    for a, b in ((A1, B1), (A2, B1), (A1, roce(gid("10.0.0.9", V2, 7), gid("10.9.0.9", V2, 8)))):
+        best = candidates([a], [b])[0]
+        agreement = agree(end(a), end(b), Wish())
+        assert (best.here.gids, best.there.gids) == ((agreement.connector_gid,), (agreement.listener_gid,))
+        narrowed = agree(end(best.here), end(best.there), Wish())
+        assert narrowed == agreement
+
+
+def test_between_infiniband_ports_of_one_subnet_there_is_one_way_by_lid() -> None:
+    a, b = infiniband(5, gid("fe80::5", IB), gid("fe80::55", IB, 1)), infiniband(9, gid("fe80::9", IB))
+    (way,) = candidates([a], [b])
+    assert way == Candidate(replace(a, gids=()), replace(b, gids=()))
+    assert str(way) == "mlx5_0 port 1 to mlx5_0 port 1"
+    assert ways([a, A1], [b]) == ["mlx5_0:5 mlx5_0:9"]
+    far = infiniband(9, gid("2001:db8::9", IB))
+    assert len(candidates([a], [far])) == 2
+
+
+def test_a_way_says_its_ports_and_gids() -> None:
+    assert str(candidates([A2], [B1])[0]) == (
+        "a2 port 1 gid_index 3 (::ffff:10.9.0.1, RoCE v2) to b1 port 1 gid_index 4 (::ffff:10.9.0.2, RoCE v2)"
+    )
+
+
+@given(st.lists(ends(), max_size=3), st.lists(ends(), max_size=3))
+@settings(max_examples=50)
+def test_each_way_is_there_once_and_can_be_agreed_on(
+    here: list[tuple[Endpoint, ...]], there: list[tuple[Endpoint, ...]]
+) -> None:
+    found = candidates(
+        *([replace(e[0].port, pkeys=(0xFFFF,), lid=1, device=str(i)) for i, e in enumerate(s)] for s in (here, there))
+    )
+    for way in found:
+        agreement = agree(end(way.here), end(way.there), Wish())
+        pair = way.here.gids[:1], way.there.gids[:1]
+        assert (
+            pair == ((), ())
+            or pair == ((agreement.connector_gid,), (agreement.listener_gid,))
+            or len(way.here.gids + way.there.gids) > 2
+        )  # one value under several types or slots
+
+
+def test_a_port_can_be_narrowed_to_the_gid_of_a_value() -> None:
+    both = roce(gid("10.0.0.1", V1, 0), gid("10.0.0.1", V2, 1), gid("10.0.0.2", V2, 2))
+    assert narrow(both, None) is both
+    assert [entry.gid_index for entry in narrow(both, gid("10.0.0.1").gid.raw).gids] == [0, 1]
+    assert narrow(both, gid("10.0.0.2").gid.raw) == both.only(both.gids[2])
+    with pytest.raises(
+        PeerMismatch, match=r"GID fe80::9 is not one of rxe0 port 1: gid_index 0 \(::ffff:10\.0\.0\.1, "
+    ):
+        narrow(both, gid("fe80::9").gid.raw)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"sl": 16}, {"traffic_class": 256}, {"flow_label": 2**20}, {"path_mtu": Mtu(6)}, {"path_mtu": Mtu(0)}]
+)
+def test_an_agreement_out_of_range_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(fields))} is "):
+        replace(agree(HERE, THERE, Wish()), **fields)
 
 
 # ---- what cannot be joined

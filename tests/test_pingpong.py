@@ -28,7 +28,7 @@ class Peer:
         self.peer = end(roce(gid("10.0.0.2", gid_index=2), device="rxe1"), qp_num=0x22, recv_size=1024)
         agreement = agree(self.local, self.peer, Wish(Mtu.MTU_512))
         self.path = make_path(self.local, self.peer, agreement, Options(), connector=True)
-        self.connect_s = 0.0015
+        self.connect_s, self.max_send_size = 0.0015, 1024
         self.answer = answer or (lambda data, number: data)
         self.sent: list[bytes] = []
         self.inbox: deque[bytes] = deque()
@@ -53,6 +53,7 @@ class Pinger:
         self.inbox = deque(messages)
         self.local = SimpleNamespace(recv_size=4096)
         self.peer = SimpleNamespace(recv_size=4096)
+        self.max_send_size = 4096
         self.sent: list[bytes] = []
 
     def send(self, data: bytes, *, deadline_s: float | None) -> None:

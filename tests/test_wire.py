@@ -11,22 +11,45 @@ import msgpack
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from samples import ID, MTUS, TEXTS, U8, end, ends, gid, gids, regions, roce, wishes
+from samples import (
+    ID,
+    IDS,
+    MTUS,
+    TEXTS,
+    U8,
+    end,
+    ends,
+    gid,
+    gids,
+    ports,
+    private,
+    regions,
+    roce,
+    targets,
+    wishes,
+)
 from vectors import VALUES, read
 
 from rdmaconnect import wire
 from rdmaconnect.abi import GidType
 from rdmaconnect.endpoint import RemoteRegion
 from rdmaconnect.errors import RemoteProtocolError
+from rdmaconnect.messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
 from rdmaconnect.path import Agreement, Wish
-from rdmaconnect.wire import MAX_FRAME, Bye, Hello, Message, Ready, Reject, Reply, decode, encode
+from rdmaconnect.wire import MAX_FRAME, decode, encode
 
 names = pytest.mark.parametrize("name", VALUES)
 MAPS = {name: msgpack.unpackb(read(name)) for name in VALUES}
 HELLO = VALUES["hello"]
 assert isinstance(HELLO, Hello)
 
-ids = st.binary(min_size=16, max_size=16)
+#: an end on a port whose tables are full
+LARGEST = end(
+    roce(
+        *(gid("2001:db8::1", GidType.ROCE_V2, i, "x" * 64) for i in range(256)), device="x" * 64, pkeys=(0xFFFF,) * 256
+    )
+)
+ports_offered = st.lists(ports, max_size=3).map(tuple)
 agreements = st.builds(
     lambda pair, *rest: Agreement(*pair, *rest),
     st.just((None, None)) | st.tuples(gids, gids),
@@ -37,11 +60,13 @@ agreements = st.builds(
     st.integers(1, 0x7FFF),
 )
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, ids, ends(), wishes, regions),
-    st.builds(Reply, ids, ends(), agreements, regions),
-    st.builds(Ready, ids),
-    st.builds(Reject, ids, TEXTS, st.integers(0, 4095), TEXTS),
-    st.builds(Bye, ids, TEXTS),
+    st.builds(Hello, IDS, ends(), wishes, regions, private, st.none() | IDS, targets, st.booleans()),
+    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered),
+    st.builds(Ready, IDS),
+    st.builds(Proof, IDS),
+    st.builds(Beat, IDS),
+    st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered),
+    st.builds(Bye, IDS, TEXTS),
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
@@ -56,14 +81,14 @@ def pack(value: Any) -> bytes:
     return frame
 
 
-def refusal(frame: bytes, *about: object) -> str:
+def refusal(frame: bytes, *what: Any) -> str:
     """The words with which a frame is refused: one printable line."""
     try:
-        taken = decode(frame)
-    except RemoteProtocolError as error:
-        words = str(error)
+        decode(frame)
+    except RemoteProtocolError as e:
+        words = str(e)
     else:
-        pytest.fail(f"{taken} was taken, {about}")
+        pytest.fail(f"{what or frame!r} was taken")
     assert words.isprintable()
     assert words.startswith("decode: the peer")
     return words
@@ -127,7 +152,7 @@ def test_a_hello_is_the_map_that_the_specification_says() -> None:
         "qps": [[0x11C, 0xABCDEF, 0]],
         "port": {
             "dev": "rxe0", "num": 1, "ll": 2, "lid": 0, "mtu": 3, "grh": False,
-            "pkeys": [0xFFFF], "ird": 128, "ord": 16,
+            "pkeys": [0xFFFF], "ord": 128, "ird": 16,
             "gids": [
                 [bytes.fromhex("fe80000000000000505400fffe123456"), 1, 0, "eth0"],
                 [bytes.fromhex("00000000000000000000ffff0a000007"), 2, 3, "eth0"],
@@ -135,13 +160,21 @@ def test_a_hello_is_the_map_that_the_specification_says() -> None:
         },
         "rsz": 65536,
         "mem": {"ring": [0x7F0000001000, 1 << 20, 0xDEADBEEF]},
-        "wish": {"mtu": 4, "sl": 3, "tc": 106, "fl": 0xFFFFF, "pkey": 0xFFFF},
+        "data": b"rank 3",
+        "wish": {"mtu": 4, "sl": 3, "tc": 106, "fl": 0xFFFFF, "pkey": 0xFFFF, "probe": True},
+        "prev": None, "want": None, "meet": False,
     }  # fmt: skip
+    again = MAPS["hello-again"]
+    assert (again["prev"], again["meet"], len(again["data"])) == (b"\x11" * 16, True, 4096)
+    assert again["want"] == ["rxe1", 254, b"\x22" * 16, b"\x33" * 16]
+    assert MAPS["hello-target-lid"]["want"] == ["mlx5_1", 1, None, None]
+    assert MAPS["hello-many"]["wish"]["probe"] is False
 
 
 def test_a_reply_is_the_map_that_the_specification_says() -> None:
     found = MAPS["reply"]
-    assert set(found) == {"v", "t", "id", "qpt", "qps", "port", "rsz", "mem", "agree"}
+    assert set(found) == {"v", "t", "id", "qpt", "qps", "port", "rsz", "mem", "data", "agree", "ports"}
+    assert found["ports"] == [found["port"], MAPS["reply-lid"]["port"]]
     assert found["agree"] == {
         "cg": [bytes.fromhex("00000000000000000000ffff0a000007"), 2, 3, "eth0"],
         "lg": [bytes.fromhex("00000000000000000000ffff0a000008"), 2, 255, "enp1s0"],
@@ -153,8 +186,13 @@ def test_a_reply_is_the_map_that_the_specification_says() -> None:
 
 
 def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
-    assert MAPS["ready"] == {"v": 1, "t": "ready", "id": ID}
-    assert set(MAPS["reject"]) == {"v", "t", "id", "stage", "errno", "why"}
+    for name in ("ready", "proof", "beat"):
+        assert MAPS[name] == {"v": 1, "t": name, "id": ID}
+    assert set(MAPS["reject"]) == {"v", "t", "id", "stage", "errno", "why", "ports"}
+    assert MAPS["reject-ports"] == {
+        "v": 1, "t": "reject", "id": bytes(16), "stage": "", "errno": 0, "why": "",
+        "ports": [MAPS["reply-lid"]["port"], MAPS["hello"]["port"]],
+    }  # fmt: skip
     assert MAPS["bye"] == {"v": 1, "t": "bye", "id": ID, "why": "close"}
 
 
@@ -176,7 +214,7 @@ def test_unknown_keys_and_longer_rows_are_ignored(name: str) -> None:
             target = target[key]
         if isinstance(target, dict) and path != ("mem",):
             target["later"] = {"x": [1]}
-        elif isinstance(target, list) and path not in {("qps",), ("port", "gids"), ("port", "pkeys")}:
+        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports"):
             target.append({"x": [1]})
         assert decode(pack(body)) == VALUES[name], path
 
@@ -231,7 +269,8 @@ def test_arbitrary_values_in_any_place_of_a_message_do_no_harm(place: tuple[str,
 @names
 def test_any_changed_byte_does_no_harm(name: str) -> None:
     frame = read(name)
-    for at in range(len(frame)):
+    inside = range(frame.find(bytes(range(64))) + 64, frame.rfind(bytes(range(192, 256))))  # private data: any will do
+    for at in set(range(len(frame))) - set(inside if len(frame) > 4096 else ()):
         for bits in (0x01, 0x80, 0xFF):
             survives(frame[:at] + bytes([frame[at] ^ bits]) + frame[at + 1 :])
 
@@ -240,14 +279,15 @@ def test_any_changed_byte_does_no_harm(name: str) -> None:
 def test_every_truncation_and_every_excess_is_refused(name: str) -> None:
     frame = read(name)
     for size in range(len(frame)):
-        refusal(frame[:size])
+        if size < 1000 or size > len(frame) - 1000 or size % 100 == 0:
+            refusal(frame[:size])
     for more in (b"\x00", b"\xc0", frame):
         assert "not a message" in refusal(frame + more)
 
 
 def optional(path: tuple[Any, ...]) -> bool:
     """Whether a message is valid without the value: one entry more or less of a list, or a region."""
-    return path[:-1] in {("mem",), ("qps",), ("port", "pkeys"), ("port", "gids")}
+    return len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports")
 
 
 @names
@@ -266,7 +306,10 @@ def test_every_value_that_is_missing_is_refused(name: str) -> None:
 KINDS: list[Any] = [None, True, 7, 1.5, "text", b"bytes", [], {}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1)]
 NONE = type(None)
 #: the places that take more than one kind; all others take what the vector has
-TAKES = {("wish", "pkey"): {int, NONE}, ("agree", "cg"): {list, NONE}, ("agree", "lg"): {list, NONE}}
+TAKES = {
+    ("wish", "pkey"): {int, NONE}, ("agree", "cg"): {list, NONE}, ("agree", "lg"): {list, NONE},
+    ("want",): {list, NONE}, ("want", 2): {bytes, NONE}, ("want", 3): {bytes, NONE}, ("prev",): {bytes, NONE},
+}  # fmt: skip
 
 
 @names
@@ -275,8 +318,10 @@ def test_every_value_of_another_type_is_refused(name: str) -> None:
         target = MAPS[name]
         for key in path:
             target = target[key]
+        takes = TAKES.get(path, {type(target)})
         for wrong in KINDS:
-            if type(wrong) not in TAKES.get(path, {type(target)}):
+            # what is of the right kind may still be too short: 16 bytes are due, or an entry of several values
+            if type(wrong) not in takes or (path[0] in ("prev", "want") and wrong in (b"bytes", [])):
                 refusal(pack(changed(MAPS[name], path, wrong)), path, wrong)
 
 
@@ -306,6 +351,16 @@ OUT_OF_RANGE = [
     ("hello", ("wish", "tc"), [-1, 256]),
     ("hello", ("wish", "fl"), [-1, 2**20]),
     ("hello", ("wish", "pkey"), [-1, 0, 2**16]),
+    ("hello", ("data",), [bytes(4097)]),
+    ("hello", ("prev",), [b"", bytes(15), bytes(17)]),
+    ("hello-again", ("want",), [[], ["rxe0"], ["rxe0", 1], ["rxe0", 1, None]]),
+    ("hello-again", ("want", 0), ["x" * 65]),
+    ("hello-again", ("want", 1), [-1, 0, 255]),
+    ("hello-again", ("want", 2), [b"", bytes(15), bytes(17)]),
+    ("hello-again", ("want", 3), [b"", bytes(15), bytes(17)]),
+    ("reply", ("data",), [bytes(4097)]),
+    ("reply", ("ports", 1, "num"), [0, 255]),
+    ("reject-ports", ("ports", 0, "gids", 0, 0), [b"", bytes(16), bytes(17)]),
     ("reply", ("agree", "mtu"), [0, 6]),
     ("reply", ("agree", "sl"), [-1, 16]),
     ("reply", ("agree", "pkey"), [-1, 0, 0x8000, 0xFFFF]),
@@ -359,7 +414,7 @@ def test_a_frame_may_be_as_long_as_the_cap_and_no_longer() -> None:
     frame = pack({**MAPS["ready"], "pad": b""})
     pad = bytes(MAX_FRAME - len(frame) - 3)
     longest = pack({**MAPS["ready"], "pad": pad})
-    assert MAX_FRAME == 262144
+    assert MAX_FRAME == 524288
     assert len(longest) == MAX_FRAME
     assert decode(longest) == Ready(ID)
     words = refusal(pack({**MAPS["ready"], "pad": pad + b"x"}))
@@ -388,6 +443,15 @@ def test_tables_have_at_most_256_entries(path: tuple[Any, ...], entry: Any) -> N
     assert f"{path[-1]} has 257 entries: 0 to 256 are allowed" in refusal(
         pack(changed(MAPS["hello"], path, [entry] * 257))
     )
+
+
+@pytest.mark.parametrize("name", ["reply", "reject"])
+def test_at_most_16_ports_are_offered(name: str) -> None:
+    port = MAPS["hello"]["port"]
+    found = decode(pack(changed(MAPS[name], ("ports",), [port] * 16)))
+    assert isinstance(found, Reply | Reject)
+    assert len(found.ports) == 16
+    assert "ports has 17 entries: 0 to 16 are allowed" in refusal(pack(changed(MAPS[name], ("ports",), [port] * 17)))
 
 
 def test_at_most_256_regions_are_named() -> None:
@@ -448,16 +512,27 @@ def test_more_regions_than_the_peer_takes_are_not_sent() -> None:
     assert decode(encode(replace(HELLO, regions=many))) == replace(HELLO, regions=many)
 
 
+def test_more_private_data_than_the_peer_takes_is_not_sent() -> None:
+    assert decode(encode(replace(HELLO, private_data=bytes(4096)))) == replace(HELLO, private_data=bytes(4096))
+    with pytest.raises(ValueError, match=r"^private_data is 4097 bytes long: at most 4096 may be sent$"):
+        encode(replace(HELLO, private_data=bytes(4097)))
+
+
 def test_a_message_longer_than_the_cap_is_not_sent() -> None:
-    regions = {f"{i}{'漢' * 250}": RemoteRegion(i, i, 2**63) for i in range(256)}
-    many = tuple(replace(HELLO.ends[0], qp_num=number, qkey=2**31) for number in range(2**20, 2**20 + 4096))
-    with pytest.raises(ValueError, match=f"^the hello is [0-9]+ bytes long: at most {MAX_FRAME} may be sent$"):
-        encode(replace(HELLO, ends=many, regions=regions))
+    regions = {f"{i}{'💩' * 250}": RemoteRegion(2**63, 2**31, 2**63) for i in range(256)}
+    many = tuple(replace(LARGEST, qp_num=number, qkey=2**31) for number in range(2**20, 2**20 + 4096))
+    reply = VALUES["reply"]
+    assert isinstance(reply, Reply)
+    assert encode(replace(reply, ends=many, regions=regions))
+    with pytest.raises(ValueError, match=f"^the reply is [0-9]+ bytes long: at most {MAX_FRAME} may be sent$"):
+        encode(replace(reply, ends=many, regions=regions, ports=(LARGEST.port,) * 16))
 
 
 def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
-    port = roce(
-        *(gid("2001:db8::1", GidType.ROCE_V2, i, "x" * 64) for i in range(256)), device="x" * 64, pkeys=(0xFFFF,) * 256
-    )
-    many = tuple(end(port, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
-    assert len(encode(Hello(ID, many, Wish(), {}))) <= MAX_FRAME
+    many = tuple(replace(LARGEST, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
+    target = Target("x" * 64, 254, bytes(16), bytes(16))
+    assert len(encode(Hello(ID, many, Wish(), {}, bytes(4096), bytes(16), target))) <= MAX_FRAME
+    entry = LARGEST.port.gids[0]
+    agreement = Agreement(entry, entry, LARGEST.port.active_mtu, 15, 255, 2**20 - 1, 0x7FFF)
+    assert len(encode(Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16))) <= MAX_FRAME
+    assert len(encode(Reject(ID, "x" * 64, 4095, "漢" * 2048, (LARGEST.port,) * 16))) <= MAX_FRAME

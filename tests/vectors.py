@@ -11,8 +11,9 @@ from samples import IB, ID, V1, V2, end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
 from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
 from rdmaconnect.path import Agreement, Wish
-from rdmaconnect.wire import Bye, Hello, Message, Ready, Reject, Reply, encode
+from rdmaconnect.wire import encode
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,6 +33,7 @@ VALUES: dict[str, Message] = {
         ends=(end(ROCE, qp_num=0x11C, psn=0xABCDEF, recv_size=65536),),
         wish=Wish(Mtu.MTU_2048, sl=3, traffic_class=106, flow_label=0xFFFFF, pkey=0xFFFF),
         regions={"ring": RemoteRegion(addr=0x7F0000001000, rkey=0xDEADBEEF, length=1 << 20)},
+        private_data=b"rank 3",
     ),
     "hello-many": Hello(
         id=bytes.fromhex("ff" * 16),
@@ -39,8 +41,25 @@ VALUES: dict[str, Message] = {
             end(INFINIBAND, qp_type=QpType.UD, qp_num=number, psn=psn, recv_size=0, qkey=qkey)
             for number, psn, qkey in ((1, 0, 0), (0xFFFFFF, 0xFFFFFF, 0xFFFFFFFF))
         ),
+        wish=Wish(probe=False),
+        regions={},
+    ),
+    "hello-again": Hello(
+        id=ID,
+        ends=(end(ROCE, qp_num=5, psn=6, recv_size=7),),
         wish=Wish(),
         regions={},
+        private_data=bytes(range(256)) * 16,
+        prev=bytes.fromhex("11" * 16),
+        target=Target("rxe1", 254, bytes.fromhex("22" * 16), bytes.fromhex("33" * 16)),
+        meet=True,
+    ),
+    "hello-target-lid": Hello(
+        id=ID,
+        ends=(end(INFINIBAND, qp_num=5, psn=6, recv_size=7),),
+        wish=Wish(),
+        regions={},
+        target=Target("mlx5_1", 1),
     ),
     "reply": Reply(
         id=ID,
@@ -50,6 +69,8 @@ VALUES: dict[str, Message] = {
             "é 漢": RemoteRegion(addr=2**64 - 1, rkey=2**32 - 1, length=0),
             "": RemoteRegion(addr=0, rkey=0, length=2**64 - 1),
         },
+        private_data=b"\x00",
+        ports=(ROCE, INFINIBAND),
     ),
     "reply-lid": Reply(
         id=ID,
@@ -58,7 +79,10 @@ VALUES: dict[str, Message] = {
         regions={},
     ),
     "ready": Ready(ID),
+    "proof": Proof(ID),
+    "beat": Beat(ID),
     "reject": Reject(ID, stage="asked", errno=110, why="The route to ::ffff:10.0.0.7 did not resolve. “Sorry”."),
+    "reject-ports": Reject(bytes(16), stage="", errno=0, why="", ports=(INFINIBAND, ROCE)),
     "bye": Bye(ID, why="close"),
 }
 

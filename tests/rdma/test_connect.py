@@ -27,15 +27,16 @@ from rdmaconnect import (
     StateError,
 )
 from rdmaconnect.abi import Mtu, QpState, QpType
+from rdmaconnect.messages import Hello
 from rdmaconnect.path import Wish
-from rdmaconnect.wire import Hello, encode
+from rdmaconnect.wire import encode
 
 Pair = tuple[Connection, Connection]
 
 
-def test_both_ends_are_in_rts_with_mirrored_attributes(pair: Pair) -> None:
-    here, there = pair
-    mine, theirs = here._qp.query(), there._qp.query()
+def test_both_ends_are_in_rts_with_mirrored_attributes(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, connect={"probe": False}) as (here, there):
+        mine, theirs = here._lane.qp.query(), there._lane.qp.query()
     assert (mine.qp_state, theirs.qp_state) == (QpState.RTS, QpState.RTS)
     assert (mine.dest_qp_num, theirs.dest_qp_num) == (there.local.qp_num, here.local.qp_num)
     assert (mine.rq_psn, theirs.rq_psn) == (there.local.psn, here.local.psn)
@@ -76,14 +77,14 @@ def test_rd_atomic_depth_is_what_the_other_end_can_answer(node1: Node, node2: No
     with connected(node1, node2, listen={"max_rd_atomic": 2}) as (here, there):
         assert here.path.max_rd_atomic == 2
         assert there.path.max_dest_rd_atomic == 2
-        assert here._qp.query().max_rd_atomic == 2
+        assert here._lane.qp.query().max_rd_atomic == 2
 
 
 def test_traffic_class_and_flow_label_of_the_connector_count_on_both_ends(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect={"traffic_class": 0x60, "flow_label": 77}) as (here, there):
         for end in (here, there):
             assert (end.path.ah_attr.traffic_class, end.path.ah_attr.flow_label) == (0x60, 77)
-            assert end._qp.query().ah_attr.traffic_class == 0x60
+            assert end._lane.qp.query().ah_attr.traffic_class == 0x60
 
 
 def test_connector_may_start_before_the_listener(node1: Node, node2: Node) -> None:
@@ -230,7 +231,7 @@ def test_a_stranger_is_told_what_is_wrong(node1: Node, node2: Node, frame: bytes
 def test_a_half_open_connection_ends_when_the_peer_does_not_go_on(
     node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["rdmaconnect.connect"], "HALF_OPEN_S", 2.0)
+    monkeypatch.setattr(sys.modules["rdmaconnect.listener"], "HALF_OPEN_S", 2.0)
 
     def hello() -> bytes:
         with rdmaconnect.device.open_device(node1.device) as context:
@@ -333,5 +334,5 @@ def test_the_default_options_are_within_the_device(node1: Node) -> None:
         with rdmaconnect.device.open_device(node1.device) as context:
             return context.query_device()
 
-    attr, options = node1.call(limits), Options()
+    attr, options = node1.call(limits), Options().sizes()
     assert options.recv_depth + options.send_depth <= min(attr.max_qp_wr, attr.max_cqe)

@@ -1,0 +1,95 @@
+"""The messages of the out-of-band exchange, as values. Pure; ``wire`` makes bytes of them and specifies them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .endpoint import Endpoint, PortAddress, RemoteRegion
+from .path import Agreement, Wish
+
+__all__ = ["Beat", "Bye", "Hello", "Message", "Proof", "Ready", "Reject", "Reply", "Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a connector wants a listener to use.
+
+    Args:
+        device: name of the listener's device.
+        port_num: its port.
+        connector_gid, listener_gid: the pair, 16 bytes each, or None where LIDs are used.
+    """
+
+    device: str
+    port_num: int
+    connector_gid: bytes | None = None
+    listener_gid: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The connector's ends, its wishes and its named memory."""
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    wish: Wish
+    regions: dict[str, RemoteRegion]
+    private_data: bytes = b""
+    prev: bytes | None = None
+    target: Target | None = None
+    meet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The listener's ends, what it agreed to and its named memory."""
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    agreement: Agreement
+    regions: dict[str, RemoteRegion]
+    private_data: bytes = b""
+    ports: tuple[PortAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The connector is in RTS."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The sender has received the peer's probes, whole."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Nothing: sending it shows whether the peer is there."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The sender gives up, and says where and why."""
+
+    id: bytes
+    stage: str
+    errno: int
+    why: str
+    ports: tuple[PortAddress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The sender closes a connection that stood."""
+
+    id: bytes
+    why: str
+
+
+Message = Hello | Reply | Ready | Proof | Beat | Reject | Bye

@@ -1,0 +1,341 @@
+"""The middle of a connection: what it does, as stories that both fronts tell (``connection``)."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .abi import AccessFlags, QpType, WcStatus, WrOpcode
+from .address import AddressHandle, UdAddress
+from .deadline import Deadline
+from .driver import Story, Wait
+from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
+from .engine import Lane, Sent, Source
+from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
+from .memory import MR
+from .path import Path
+from .prepare import Prepared
+from .talk import Wire
+
+__all__ = ["Joint", "Middle"]
+
+#: the longest sleep: another thread may have taken the event, ms
+_SLICE_MS = 50
+#: slots of the staging memory, each as large as the peer's receives
+_STAGES = 4
+_DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
+
+
+class Joint(NamedTuple):
+    """What joins one queue pair to one peer."""
+
+    peer: Endpoint
+    path: Path
+    wire: Wire
+    remote: Mapping[str, RemoteRegion]
+    private_data: bytes
+    ah: AddressHandle | None
+
+
+class Middle:
+    """One queue pair connected to one peer.
+
+    Attributes:
+        local, peer: the two ends.
+        path: what was agreed on; ``path.why`` says it in words.
+        remote: the peer's named regions, name -> :class:`RemoteRegion`.
+        regions: this end's named regions, name -> :class:`MR`.
+        private_data: what the peer's application gave to ``connect`` or ``listen``.
+        max_send_size: bytes of the longest message that can be sent.
+        ah: for UD, the address handle that leads to the peer; None else.
+        connect_s: seconds from the first call until the connection stood.
+    """
+
+    #: polls before a wait sleeps, at most: an event loop has other things to do
+    MOST_SPIN = 2**31
+
+    def __init__(self, prepared: Prepared, lane: Lane, joint: Joint) -> None:
+        prepared.lend()
+        self._prepared, self._engine, self._lane = prepared, prepared.engine, lane
+        self.regions, self.connect_s = prepared.regions, 0.0
+        self._spin = min(prepared.options.spin, self.MOST_SPIN)
+        self._closed = False
+        self._again: Callable[[Middle, float | None], Story[None]] | None = None
+        self._join(joint)
+
+    def _join(self, joint: Joint) -> None:
+        """Take the place of one end of a connection that both sides have agreed on."""
+        joint.wire.lend()
+        self._wire = joint.wire
+        self.local, self.peer, self.path, self.ah = self._lane.endpoint, joint.peer, joint.path, joint.ah
+        self.remote, self.private_data = dict(joint.remote), joint.private_data
+        self._source: Source = None
+        self._to: UdAddress | None = None
+        if self.ah is not None:
+            gid = self.path.remote_gid
+            self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
+            self._lane.open(self._source)
+            self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
+        most = self.peer.recv_size
+        self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
+        self._stage: memoryview | None = None
+        self._stage_mr: MR | None = None
+        self._stages: list[int] = []
+
+    def _reconnect(self, deadline_s: float | None) -> Story[None]:
+        self._check_open()
+        if self._again is None:
+            raise StateError(f"reconnect {self!r}: it shares its exchange or its queue pair. Connect anew instead.")
+        yield from self._again(self, deadline_s)
+
+    def _part(self) -> None:
+        """Give up what joined it to its old peer; the queue pair stays."""
+        self._wire.close()
+        if self.ah is not None:
+            self.ah.close()
+        if self._stage_mr is not None:
+            self._stage_mr.close()
+
+    # ---- stories
+
+    def _send(self, data: Any, deadline_s: float | None) -> Story[None]:
+        deadline, length = Deadline(deadline_s), _length(data)
+        if length > self.max_send_size:
+            what = (
+                "the path MTU is the most that a datagram can carry"
+                if self.ah
+                else "Give the peer a larger recv_size, or use write()"
+            )
+            raise ValueError(
+                f"send {length} bytes: the peer takes at most {self.max_send_size} in one message. {what}."
+            )
+        yield from self._transfer(WrOpcode.SEND, data, length, deadline, f"send {length} bytes")
+
+    def _recv(self, deadline_s: float | None) -> Story[bytes]:
+        slot, length = yield from self._next_message(Deadline(deadline_s))
+        try:
+            return bytes(self._lane.payload(slot, length))
+        finally:
+            self._lane.repost(slot)
+
+    def _recv_into(self, buffer: Any, deadline_s: float | None) -> Story[int]:
+        target = memoryview(buffer).cast("B")
+        slot, length = yield from self._next_message(Deadline(deadline_s))
+        if length > len(target):
+            with self._engine.lock:
+                self._inbox().appendleft((slot, length))
+            raise ValueError(f"receive {length} bytes: the buffer has {len(target)}")
+        target[:length] = self._lane.payload(slot, length)
+        self._lane.repost(slot)
+        return length
+
+    def _write(self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None) -> Story[None]:
+        deadline, length = Deadline(deadline_s), _length(data)
+        self._need("RDMA write", QpType.RC, QpType.UC)
+        target = self._region(region).slice(offset, length)
+        yield from self._transfer(WrOpcode.RDMA_WRITE, data, length, deadline, f"write {length} bytes", target)
+
+    def _read(
+        self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
+    ) -> Story[bytes | None]:
+        deadline = Deadline(deadline_s)
+        self._need("RDMA read", QpType.RC)
+        whole = self._region(region)
+        room = None if into is None else _length(into)
+        if length is None:
+            length = whole.length - offset if room is None else room
+        source = whole.slice(offset, length)
+        if room is not None and length > room:
+            raise ValueError(f"read {length} bytes: the buffer has {room}")
+        target: Any = bytearray(length) if into is None else into
+        if length:
+            mr = target if isinstance(target, MR) else self._register(target, AccessFlags.LOCAL_WRITE)
+            release = _nothing if mr is target else mr.close
+            place = (mr.region.addr, length, mr.lkey)
+            yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, f"read {length} bytes", source)
+        return bytes(target) if into is None else None
+
+    def _need(self, what: str, *types: QpType) -> None:
+        self._check_open()
+        if self.local.qp_type not in types:
+            words = " or ".join(map(str, types))
+            raise StateError(f"{what} over {self.local.qp_type}: this type does not have it. Connect with {words}.")
+
+    def _region(self, region: RemoteRegion | str) -> RemoteRegion:
+        if isinstance(region, RemoteRegion):
+            return region
+        if region not in self.remote:
+            raise KeyError(f"the peer has no region {region!r}; it has {', '.join(sorted(self.remote)) or 'none'}")
+        return self.remote[region]
+
+    def _register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+        self._check_open()
+        return MR(self._engine.pd, buffer, access)
+
+    # ---- the engine's side
+
+    def _inbox(self) -> Any:
+        return self._lane.inboxes[self._source]
+
+    def _next_message(self, deadline: Deadline) -> Story[tuple[int, int]]:
+        while True:
+            self._check_open()
+            yield from self._wait(lambda: bool(self._inbox()), deadline, "recv")
+            with self._engine.lock:
+                inbox = self._inbox()
+                if inbox:
+                    message: tuple[int, int] = inbox.popleft()
+                    if not self._wire.is_probe(self._lane.payload(*message)):
+                        return message
+                    self._lane.repost(message[0])
+
+    def _transfer(
+        self,
+        opcode: WrOpcode,
+        data: Any,
+        length: int,
+        deadline: Deadline,
+        doing: str,
+        target: RemoteRegion | None = None,
+    ) -> Story[None]:
+        """Give ``data`` a registered address and send it from there."""
+        release: Callable[[], None] = _nothing
+        if isinstance(data, MR):
+            place = (data.region.addr, length, data.lkey)
+        elif length == 0:
+            place = (0, 0, 0)
+        elif length <= self.max_send_size:
+            slot, place = yield from self._staged(data, length, deadline, doing)
+            release = lambda: self._stages.append(slot)  # noqa: E731
+        else:
+            mr = self._register(data, AccessFlags(0))
+            place, release = (mr.addr, length, mr.lkey), mr.close
+        yield from self._submit(opcode, place, release, deadline, doing, target)
+
+    def _staged(
+        self, data: Any, length: int, deadline: Deadline, doing: str
+    ) -> Story[tuple[int, tuple[int, int, int]]]:
+        """Copy into a free slot of the staging memory."""
+        with self._engine.lock:
+            if self._stage is None or self._stage_mr is None:
+                memory = mmap.mmap(-1, _STAGES * self.max_send_size)
+                self._stage_mr = self._register(memory, AccessFlags(0))
+                self._stage, self._stages = memoryview(memory), list(range(_STAGES))
+            stage, mr = self._stage, self._stage_mr
+        while True:
+            yield from self._wait(lambda: bool(self._stages), deadline, doing)
+            with self._engine.lock:
+                if self._stages:
+                    slot = self._stages.pop()
+                    break
+        start = slot * self.max_send_size
+        stage[start : start + length] = memoryview(data).cast("B")
+        return slot, (mr.addr + start, length, mr.lkey)
+
+    def _submit(
+        self,
+        opcode: WrOpcode,
+        place: tuple[int, int, int],
+        release: Callable[[], None],
+        deadline: Deadline,
+        doing: str,
+        target: RemoteRegion | None = None,
+    ) -> Story[None]:
+        """Post one work request and wait for its completion."""
+        sent = Sent(opcode, doing, release)
+        try:
+            yield from self._wait(lambda: self._lane.post(sent, place, target, self._to), deadline, doing)
+        except BaseException:
+            if not sent.wr_id:
+                release()
+            raise
+        yield from self._wait(lambda: sent.status is not None, deadline, doing)
+        if sent.status != WcStatus.SUCCESS:
+            raise self._over(doing, self._failure(sent))
+
+    def _failure(self, sent: Sent) -> CompletionError:
+        return CompletionError(
+            WcStatus(sent.status or 0), vendor_err=sent.vendor_err, wr_id=sent.wr_id, qp_num=self.local.qp_num,
+            opcode=str(sent.opcode), doing=f"{sent.doing} from {self.local} to {self.peer}",
+        )  # fmt: skip
+
+    def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> Story[None]:
+        """Make progress until ``ready``: first by polling, then asleep on the channel."""
+        self._check_open()
+        if ready():
+            return
+        for _ in range(self._spin):
+            self._engine.progress()
+            if ready():
+                return
+        link = self._wire.filenos()
+        fds = (self._engine.channel.fileno(), *link)
+        while True:
+            self._check_open()
+            self._engine.arm()
+            self._engine.progress()
+            if ready():
+                return
+            if self._lane.broken is not None or self._wire.left is not None:
+                raise self._over(doing, self._lane.broken)
+            deadline.check(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
+            readable = yield Wait(fds, deadline, _SLICE_MS)
+            if not readable or readable & link:
+                self._wire.look()
+
+    def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
+        """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
+        self._wire.look()
+        if self._wire.left is not None or error is None:
+            return PeerClosed(f"{doing}: {self._wire.left}")
+        return error
+
+    # ---- the end
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError(f"the connection from {self.local} to {self.peer} is closed.")
+
+    @property
+    def closed(self) -> bool:
+        """Whether this side was closed."""
+        return self._closed
+
+    @property
+    def lost(self) -> RdmaConnectError | None:
+        """Why the connection is of no more use, or None as far as is known here. Never blocks."""
+        if self._closed:
+            return StateError(f"the connection from {self.local} to {self.peer} is closed.")
+        self._engine.progress()
+        self._wire.look()
+        if self._wire.left is not None or self._lane.broken is not None:
+            return self._over("use the connection", self._lane.broken)
+        return None
+
+    def _close(self) -> None:
+        with self._engine.lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._wire.close()
+            finally:
+                self._lane.shut(self._source)
+                if self.ah is not None:
+                    self.ah.close()
+                if self._stage_mr is not None:
+                    self._stage_mr.close()
+                self._prepared.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<{type(self).__name__} {self.local.qp_type} {self.local} to {self.peer}{state}>"
+
+
+def _length(data: Any) -> int:
+    return data.length if isinstance(data, MR) else memoryview(data).nbytes
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,337 @@
+"""Stories and the two ways of telling them: the same bodies for both."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from rdmaconnect import driver
+from rdmaconnect.deadline import Deadline
+from rdmaconnect.driver import Call, Story, Wait, arun, run
+
+T = TypeVar("T")
+Tell = Callable[[Story[Any]], Any]
+
+
+def tell_async(story: Story[T]) -> T:
+    async def main() -> T:
+        try:
+            return await arun(story)
+        finally:
+            assert_no_readers()
+
+    return asyncio.run(main())
+
+
+def assert_no_readers() -> None:
+    """Whatever happened, the loop watches no descriptor for us any more."""
+    loop = asyncio.get_running_loop()
+    assert driver._readers.get(loop, {}) == {}
+
+
+@pytest.fixture(params=[run, tell_async], ids=["run", "arun"])
+def tell(request: pytest.FixtureRequest) -> Tell:
+    made: Tell = request.param
+    return made
+
+
+@pytest.fixture
+def pipes() -> Iterator[list[tuple[int, int]]]:
+    made = [os.pipe() for _ in range(3)]
+    yield made
+    for fd in (fd for ends in made for fd in ends):
+        os.close(fd)
+
+
+def wait(*fds: int, seconds: float | None = 10, slice_ms: int | None = None) -> Story[Any]:
+    return (yield Wait(fds, Deadline(seconds), slice_ms))
+
+
+def raises(error: BaseException) -> Any:
+    raise error
+
+
+# ---- both fronts
+
+
+def test_a_story_that_waits_for_nothing_gives_its_value(tell: Tell) -> None:
+    def story() -> Story[str]:
+        return "value"
+        yield Call(lambda: None)
+
+    assert tell(story()) == "value"
+
+
+def test_a_story_is_told_which_descriptors_can_be_read(tell: Tell, pipes: list[tuple[int, int]]) -> None:
+    (a, _), (b, to_b), (c, _) = pipes
+    os.write(to_b, b"x")
+    assert tell(wait(a, b, c)) == {b}
+    assert tell(wait(b, b)) == {b}
+
+
+def test_what_comes_while_it_sleeps_wakes_it(tell: Tell, pipes: list[tuple[int, int]]) -> None:
+    (a, to_a), _, _ = pipes
+    timer = threading.Timer(0.05, os.write, (to_a, b"x"))
+    timer.start()
+    started = time.monotonic()
+    assert tell(wait(a, seconds=None)) == {a}
+    assert 0.03 < time.monotonic() - started < 5
+    timer.join()
+
+
+@pytest.mark.parametrize(("seconds", "slice_ms"), [(0.05, None), (None, 50), (10, 50), (0.05, 10_000), (0, None)])
+def test_sleep_ends_with_the_deadline_or_the_slice(
+    tell: Tell, pipes: list[tuple[int, int]], seconds: float | None, slice_ms: int | None
+) -> None:
+    started = time.monotonic()
+    assert tell(wait(pipes[0][0], seconds=seconds, slice_ms=slice_ms)) == set()
+    assert (0 if seconds == 0 else 0.04) <= time.monotonic() - started < 5
+
+
+def test_without_descriptors_it_sleeps_all_the_same(tell: Tell) -> None:
+    assert tell(wait(seconds=0.02)) == set()
+
+
+def test_a_story_goes_from_wait_to_call_and_back(tell: Tell, pipes: list[tuple[int, int]]) -> None:
+    (a, to_a), _, _ = pipes
+
+    def story() -> Story[list[Any]]:
+        found: list[Any] = []
+        for number in range(3):
+            found.append((yield Call(lambda number=number: os.write(to_a, bytes([number])))))
+            found.append((yield Wait((a,), Deadline(5))))
+            found.append(os.read(a, 10))
+        return found
+
+    assert tell(story()) == [1, {a}, b"\x00", 1, {a}, b"\x01", 1, {a}, b"\x02"]
+
+
+def test_stories_tell_stories(tell: Tell) -> None:
+    def inner(number: int) -> Story[int]:
+        doubled: int = yield Call(lambda: number * 2)
+        return doubled
+
+    def outer() -> Story[int]:
+        return (yield from inner((yield from inner(3))))
+
+    assert tell(outer()) == 12
+
+
+@pytest.mark.parametrize("error", [ValueError("words"), OSError(5, "words"), KeyboardInterrupt()], ids=repr)
+def test_what_a_call_raises_is_raised_in_the_story_and_may_be_handled_there(tell: Tell, error: BaseException) -> None:
+    if tell is tell_async and isinstance(error, KeyboardInterrupt):
+        pytest.skip("an executor's thread gets no KeyboardInterrupt")
+
+    def story() -> Story[str]:
+        with pytest.raises(type(error)) as caught:
+            yield Call(lambda: raises(error))
+        assert caught.value is error
+        answer: str = yield Call(lambda: "and on it goes")
+        return answer
+
+    assert tell(story()) == "and on it goes"
+
+
+def test_what_a_story_does_not_handle_comes_out_after_its_cleaning_up(tell: Tell) -> None:
+    steps: list[str] = []
+
+    def story() -> Story[None]:
+        try:
+            yield Call(lambda: raises(ValueError("words")))
+        finally:
+            yield Call(lambda: steps.append("cleaned"))
+
+    with pytest.raises(ValueError, match="words"):
+        tell(story())
+    assert steps == ["cleaned"]
+
+
+def test_what_a_story_raises_itself_comes_out(tell: Tell) -> None:
+    def story() -> Story[None]:
+        yield Wait((), Deadline(0))
+        raise ValueError("words")
+
+    with pytest.raises(ValueError, match="words"):
+        tell(story())
+
+
+def test_a_wait_that_fails_is_raised_in_the_story(tell: Tell) -> None:
+    def story() -> Story[str]:
+        try:
+            yield Wait((-1, "no descriptor"), Deadline(1))  # type: ignore[arg-type]
+        except (ValueError, TypeError, OSError) as e:
+            return type(e).__name__
+        return "nothing"
+
+    assert tell(story()) != "nothing"
+
+
+# ---- on an event loop
+
+
+def test_a_call_blocks_no_loop() -> None:
+    async def main() -> None:
+        here, ticks = threading.get_ident(), 0
+        seen: list[int] = []
+
+        def story() -> Story[None]:
+            yield Call(lambda: (seen.append(threading.get_ident()), time.sleep(0.2)))
+
+        task = asyncio.create_task(arun(story()))
+        while not task.done():
+            ticks += 1
+            await asyncio.sleep(0.01)
+        assert ticks > 5
+        assert seen
+        assert seen != [here]
+
+    asyncio.run(main())
+
+
+def test_many_tasks_wait_on_one_descriptor(pipes: list[tuple[int, int]]) -> None:
+    (a, to_a), (b, to_b), _ = pipes
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(arun(wait(a, b))) for _ in range(50)]
+        short = asyncio.create_task(arun(wait(a, seconds=0.01)))
+        cancelled = asyncio.create_task(arun(wait(a)))
+        await asyncio.sleep(0.05)
+        cancelled.cancel()
+        assert await short == set()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert not any(task.done() for task in tasks), "one that left took the reader of the others along"
+        os.write(to_b, b"x")
+        assert await asyncio.gather(*tasks) == [{b}] * 50
+        assert_no_readers()
+        os.write(to_a, b"x")
+        assert await arun(wait(a)) == {a}
+        assert_no_readers()
+
+    asyncio.run(main())
+
+
+def test_a_descriptor_that_cannot_be_watched_leaves_no_trace(pipes: list[tuple[int, int]]) -> None:
+    (a, to_a), _, _ = pipes
+
+    async def main() -> None:
+        with open(os.devnull) as null:  # epoll refuses it
+            for _ in range(2):
+                with pytest.raises(PermissionError):
+                    await arun(wait(a, null.fileno()))
+                assert_no_readers()
+            number = null.fileno()
+        again, other = os.pipe()
+        try:
+            os.write(other, b"x")
+            os.write(to_a, b"x")
+            assert await arun(wait(again)) == {again}, f"{number} is watched no more"
+        finally:
+            os.close(again)
+            os.close(other)
+
+    asyncio.run(main())
+
+
+def test_two_loops_do_not_mix_their_readers(pipes: list[tuple[int, int]]) -> None:
+    (a, to_a), _, _ = pipes
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(tell_async(wait(a)))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    os.write(to_a, b"x")
+    for thread in threads:
+        thread.join()
+    assert found == [{a}] * 2
+
+
+# ---- cancelled
+
+
+def test_cancelled_while_it_waits_a_story_is_told_there_and_cleans_up(pipes: list[tuple[int, int]]) -> None:
+    steps: list[str] = []
+
+    def story() -> Story[None]:
+        try:
+            yield Wait((pipes[0][0],), Deadline(None))
+        except asyncio.CancelledError:
+            steps.append("told")
+            raise
+        finally:
+            yield Call(lambda: steps.append("cleaned"))
+
+    async def main() -> None:
+        task = asyncio.create_task(arun(story()))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert_no_readers()
+
+    asyncio.run(main())
+    assert steps == ["told", "cleaned"]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_cancelled_while_it_calls_a_story_cleans_up_after_the_call(times: int) -> None:
+    steps: list[str] = []
+    may_end = threading.Event()
+
+    def block() -> str:
+        may_end.wait(5)
+        steps.append("call ended")
+        return "result"
+
+    def story() -> Story[None]:
+        try:
+            yield Call(block, undo=lambda result: steps.append(f"{result} undone"))
+        finally:
+            steps.append("cleaned")
+
+    async def main() -> None:
+        task = asyncio.create_task(arun(story()))
+        for _ in range(times):
+            await asyncio.sleep(0.02)
+            task.cancel()
+        await asyncio.sleep(0.02)
+        assert steps == []
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert steps == ["call ended", "result undone", "cleaned"]
+
+
+def test_a_call_that_fails_after_it_was_cancelled_has_nothing_to_undo() -> None:
+    may_end, undone = threading.Event(), []
+
+    def story() -> Story[None]:
+        yield Call(lambda: (may_end.wait(5), raises(ValueError("words"))), undo=undone.append)
+
+    async def main() -> None:
+        task = asyncio.create_task(arun(story()))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert undone == []
+
+
+def test_a_story_may_be_timed_out() -> None:
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(arun(wait(seconds=None)), 0.05)
+
+    asyncio.run(main())

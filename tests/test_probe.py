@@ -1,0 +1,296 @@
+"""The proof of the data path, between two ends whose packets are carried by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from samples import ID, end, gid, roce
+from vectors import VALUES
+
+from rdmaconnect import deadline, probe
+from rdmaconnect.abi import Mtu, QpType, WcStatus
+from rdmaconnect.deadline import Deadline
+from rdmaconnect.errors import CompletionError, ConnectTimeout, PeerClosed, PeerRejected, RemoteProtocolError
+from rdmaconnect.handshake import Handshake, Role
+from rdmaconnect.messages import Hello, Proof, Ready, Reject, Reply
+from rdmaconnect.probe import Prober, contents
+from rdmaconnect.talk import Wire
+
+Carry = Callable[[bytes], bytes | None]
+BASE = 0x1000
+
+
+class Clock:
+    """Stands in for the module ``time``."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(deadline, "time", made)
+    monkeypatch.setattr(probe, "time", made)
+    return made
+
+
+class Link:
+    """One end of a channel."""
+
+    def __init__(self) -> None:
+        self.other: Link
+        self.inbox: deque[bytes] = deque()
+
+    def filenos(self) -> list[int]:
+        return []
+
+    def send(self, frame: bytes) -> None:
+        self.other.inbox.append(frame)
+
+    def recv(self) -> bytes | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def close(self) -> None:
+        pass
+
+
+class End:
+    """What the prober knows of a connection; ``carry`` is the network from here to the other end."""
+
+    def __init__(self, wire: Wire, engine: Any, qp_type: QpType, recv_size: int, max_send: int) -> None:
+        self._wire, self._engine, self.max_send_size, self._to = wire, engine, max_send, None
+        self.local = self.peer = end(roce(gid("10.0.0.1")), qp_type=qp_type, recv_size=recv_size)
+        self.path = SimpleNamespace(path_mtu=Mtu.MTU_256)
+        self._lane = self
+        self.broken: CompletionError | None = None
+        self.inbox: deque[tuple[int, int]] = deque()
+        self.slots: list[bytes] = []
+        self.reposted: list[int] = []
+        self.sent_sizes: list[int] = []
+        self.carry: Carry = bytes
+        self.other: End
+        self.mr: Any = None
+
+    def _register(self, memory: Any, access: Any) -> Any:
+        assert self.mr is None
+        self.mr = SimpleNamespace(memory=memory, addr=BASE, lkey=1, closed=False, close=self._freed)
+        return self.mr
+
+    def _freed(self) -> None:
+        self.mr.closed = True
+
+    def _inbox(self) -> deque[tuple[int, int]]:
+        return self.inbox
+
+    def post(self, sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
+        addr, size, _ = place
+        memory = self._engine.mrs[0].memory
+        self.sent_sizes.append(size)
+        came = self.carry(bytes(memory[addr - BASE : addr - BASE + size]))
+        lossy = self.local.qp_type is not QpType.RC
+        sent.status = WcStatus.SUCCESS if came is not None or lossy else WcStatus.RETRY_EXC_ERR
+        if came is not None:
+            self.other.slots.append(came)
+            self.other.inbox.append((len(self.other.slots) - 1, len(came)))
+        elif not lossy:
+            self.broken = CompletionError(WcStatus.RETRY_EXC_ERR, qp_num=17, opcode="send")
+        return True
+
+    def payload(self, slot: int, length: int) -> memoryview:
+        return memoryview(self.slots[slot])[:length]
+
+    def repost(self, slot: int) -> None:
+        self.reposted.append(slot)
+
+
+class Pair:
+    """Connections made together, on two sides that have said hello, reply and ready."""
+
+    def __init__(
+        self, qp_type: QpType = QpType.RC, count: int = 1, recv_size: int = 4096, max_send: int = 4096
+    ) -> None:
+        hello, reply = VALUES["hello"], VALUES["reply"]
+        assert isinstance(hello, Hello)
+        assert isinstance(reply, Reply)
+        many = tuple(end(qp_type=qp_type, qp_num=i + 1) for i in range(count))
+        hello, reply = replace(hello, ends=many), replace(reply, ends=many)
+        ours, theirs = Handshake(Role.CONNECTOR, ID), Handshake(Role.LISTENER)
+        theirs.receive(ours.send(hello))
+        ours.receive(theirs.send(reply))
+        theirs.receive(ours.send(Ready(ID)))
+        links = Link(), Link()
+        links[0].other, links[1].other = links[1], links[0]
+        self.sides: list[list[End]] = []
+        for link, made in zip(links, (ours, theirs), strict=True):
+            engine = SimpleNamespace(
+                progress=lambda: None, arm=lambda: None, lock=threading.RLock(), mrs=[],
+                channel=SimpleNamespace(fileno=lambda: 9),
+            )  # fmt: skip
+            wire = Wire(link, made)
+            self.sides.append([End(wire, engine, qp_type, recv_size, max_send) for _ in range(count)])
+        for here, there in zip(*self.sides, strict=True):
+            here.other, there.other = there, here
+        self.probers = []
+        for side in self.sides:
+            self.probers.append(Prober(side, Deadline(None)))  # type: ignore[arg-type]
+            side[0]._engine.mrs.append(side[0].mr)
+
+    def prove(self, clock: Clock) -> None:
+        """Both sides, until both are done or one raises."""
+        done = [False, False]
+        for _ in range(2000):
+            for which, prober in enumerate(self.probers):
+                done[which] = done[which] or prober.advance()
+            if all(done):
+                return
+            clock.now += 0.05
+        raise AssertionError("no end")
+
+    def fails(self, clock: Clock, error: type[Exception]) -> str:
+        with pytest.raises(error) as caught:
+            self.prove(clock)
+        return str(caught.value)
+
+
+def drop(data: bytes) -> None:
+    return None
+
+
+def only_small(data: bytes) -> bytes | None:
+    return data if len(data) <= 100 else None
+
+
+TYPES = pytest.mark.parametrize("qp_type", [QpType.RC, QpType.UC, QpType.UD])
+
+
+def test_contents_are_the_id_and_the_index_repeated() -> None:
+    assert contents(ID, 5, 20) == ID + b"\x00\x00\x00\x05"
+    assert contents(ID, 5, 16) == ID
+    assert contents(ID, 5, 45) == (ID + b"\x00\x00\x00\x05") * 2 + ID[:5]
+    assert contents(ID, 5, 0) == b""
+    assert contents(ID, 4095, 513) != contents(ID, 4094, 513)
+
+
+@TYPES
+@pytest.mark.parametrize("count", [1, 3])
+def test_both_sides_prove_both_ways(clock: Clock, qp_type: QpType, count: int) -> None:
+    pair = Pair(qp_type, count)
+    pair.prove(clock)
+    large = 256 if qp_type is QpType.UD else 513
+    for side, prober in zip(pair.sides, pair.probers, strict=True):
+        for made in side:
+            assert sorted(made.sent_sizes) == [16, large]
+            assert made.reposted == [0, 1]
+            assert not made.inbox
+        assert not side[0].mr.closed
+        prober.close()
+        assert side[0].mr.closed
+        assert side[0]._wire.handshake.proved
+
+
+@pytest.mark.parametrize(("recv_size", "max_send", "sizes"), [(1, 1, {1}), (16, 16, {16}), (100, 100, {16, 100})])
+def test_probes_are_never_above_what_the_receives_take(
+    clock: Clock, recv_size: int, max_send: int, sizes: set[int]
+) -> None:
+    pair = Pair(recv_size=recv_size, max_send=max_send)
+    pair.prove(clock)
+    assert {size for side in pair.sides for made in side for size in made.sent_sizes} == sizes
+
+
+@pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
+def test_what_was_lost_is_sent_again(clock: Clock, qp_type: QpType) -> None:
+    pair = Pair(qp_type)
+    for side in pair.sides:
+        left = [2]
+
+        def lossy(data: bytes, left: list[int] = left) -> bytes | None:
+            left[0] -= 1
+            return data if left[0] < 0 else None
+
+        side[0].carry = lossy
+    pair.prove(clock)
+
+
+def test_over_rc_a_dead_path_is_a_completion_error(clock: Clock) -> None:
+    pair = Pair()
+    pair.sides[0][0].carry = drop
+    words = pair.fails(clock, CompletionError)
+    assert words.startswith("prove the data path from QP 0x000011 on rxe0 port 1 to ")
+    assert "RETRY_EXC_ERR" in words
+    assert "UDP port 4791" in words
+    assert "bytes arrive" not in words
+
+
+def test_over_rc_a_path_that_drops_what_is_large_is_told_apart(clock: Clock) -> None:
+    pair = Pair()
+    pair.sides[0][0].carry = only_small
+    assert (
+        "(16 bytes arrive, 513 do not: the network between carries less than path_mtu 256; give a smaller path_mtu)"
+    ) in pair.fails(clock, CompletionError)
+
+
+@pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
+@pytest.mark.parametrize(
+    ("there", "back", "words"),
+    [
+        (drop, drop, "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach"),
+        (only_small, only_small, "Some probes arrived and some did not. (16 bytes arrive, "),
+        (drop, bytes, "its own do not arrive here: packets are dropped in one"),
+    ],
+    ids=["none", "only small ones", "one way"],
+)
+def test_over_types_that_lose_messages_time_tells(
+    clock: Clock, qp_type: QpType, there: Carry, back: Carry, words: str
+) -> None:
+    pair = Pair(qp_type)
+    pair.sides[0][0].carry, pair.sides[1][0].carry = there, back
+    said = pair.fails(clock, ConnectTimeout)
+    assert said.startswith("prove the data path: no success within 10")
+    assert words in said
+
+
+def test_probes_that_arrive_changed_are_told(clock: Clock) -> None:
+    pair = Pair()
+    pair.sides[0][0].carry = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    assert "16 bytes from QP 0x000011 on rxe0 port 1 are not what was sent" in pair.fails(clock, RemoteProtocolError)
+
+
+def test_probes_of_another_queue_pair_are_told(clock: Clock) -> None:
+    pair = Pair(count=2)
+    first, second = pair.sides[1]
+    pair.sides[0][0].other, pair.sides[0][1].other = second, first
+    assert "Do both ends mean the same queue pair?" in pair.fails(clock, RemoteProtocolError)
+
+
+def test_a_peer_that_gives_up_is_told_with_its_reason(clock: Clock) -> None:
+    pair = Pair(QpType.UC)
+    pair.sides[0][0].carry = drop
+    pair.probers[0].advance()
+    pair.sides[1][0]._wire.give_up(Reject(ID, "prove the data path", 0, "its reason"))
+    with pytest.raises(PeerRejected, match="the peer refused at prove the data path: its reason"):
+        pair.probers[0].advance()
+    pair = Pair(QpType.UC)
+    pair.sides[1][0]._wire.lend()
+    pair.sides[1][0]._wire.close()
+    with pytest.raises(PeerClosed, match="prove the data path: the peer closed the connection"):
+        pair.probers[0].advance()
+
+
+def test_a_proof_alone_is_not_enough(clock: Clock) -> None:
+    pair = Pair(QpType.UC)
+    pair.sides[1][0].carry = drop
+    pair.sides[1][0]._wire.say(Proof(ID))
+    with suppress(ConnectTimeout):
+        for _ in range(300):
+            assert not pair.probers[0].advance()
+            clock.now += 0.05
