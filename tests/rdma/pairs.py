@@ -1,4 +1,4 @@
-"""Two queue pairs of one device that are connected with one another, for the tests of completions and events."""
+"""Two queue pairs on two nodes, each with a completion queue of a test's own making, and its channel."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rdmaconnect.abi import (
     ibv_sge,
 )
 from rdmaconnect.address import AddressHandle
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import Context
+from rdmaconnect.completion import CQ, CompChannel
+from rdmaconnect.device import Context, open_device
 from rdmaconnect.memory import PD
 from rdmaconnect.path import ACCESS, AhAttr
 from rdmaconnect.queuepair import QueuePair, RecvRequest
@@ -34,18 +34,18 @@ SIZE = 512
 SLOT = SIZE + GRH
 QKEY = 0x1234
 
-MakeCQ = Callable[[Context], CQ]
+MakeCQ = Callable[[Context, CompChannel], CQ]
 
 
 class End:
     """A queue pair with a queue and memory of its own; slot i of the memory is for work request i."""
 
-    def __init__(
-        self, node: Node, context: Context, qp_type: QpType, make_cq: MakeCQ, stack: ExitStack, shared: bool
-    ) -> None:
-        self.node, self.context = node, context
-        self.pd = stack.enter_context(PD(context))
-        self.cq = stack.enter_context(make_cq(context))
+    def __init__(self, node: Node, qp_type: QpType, make_cq: MakeCQ, stack: ExitStack, shared: bool) -> None:
+        self.node = node
+        self.context = stack.enter_context(open_device(node.device))
+        self.pd = stack.enter_context(PD(self.context))
+        self.channel = stack.enter_context(CompChannel(self.context))
+        self.cq = stack.enter_context(make_cq(self.context, self.channel))
         self.srq = stack.enter_context(SRQ(self.pd, DEPTH)) if shared else None
         sizes = {"max_send_wr": DEPTH, "max_recv_wr": 0 if shared else DEPTH}
         self.qp = stack.enter_context(QueuePair(self.pd, self.cq, self.cq, qp_type, srq=self.srq, **sizes))
@@ -56,8 +56,8 @@ class End:
 
     def to_rts(self, peer: End) -> None:
         """Connect it; UD too gets the address of the other one."""
-        gid = self.context.port(1).gids[1]
-        path = AhAttr(port_num=1, is_global=1, dgid=gid.gid.raw, sgid_index=gid.gid_index, hop_limit=64)
+        here, there = (next(g for g in end.context.port(1).gids if g.gid.is_ipv4) for end in (self, peer))
+        path = AhAttr(port_num=1, is_global=1, dgid=there.gid.raw, sgid_index=here.gid_index, hop_limit=64)
         values = SimpleNamespace(
             pkey_index=0, port_num=1, qkey=QKEY, qp_access_flags=ACCESS.get(self.qp.qp_type, 0), path_mtu=3,
             dest_qp_num=peer.qp.qp_num, rq_psn=5, sq_psn=5, max_rd_atomic=1, max_dest_rd_atomic=1, min_rnr_timer=1,
@@ -107,12 +107,10 @@ class End:
 
 
 @contextmanager
-def ends(
-    node: Node, context: Context, qp_type: QpType, make_cq: MakeCQ, shared: bool = False
-) -> Iterator[tuple[End, End]]:
+def ends(here: Node, there: Node, qp_type: QpType, make_cq: MakeCQ, shared: bool = False) -> Iterator[tuple[End, End]]:
     """A connected pair; ``make_cq`` makes the queue of each; their receives may be in shared queues."""
     with ExitStack() as stack:
-        one, other = (End(node, context, qp_type, make_cq, stack, shared) for _ in range(2))
+        one, other = (End(node, qp_type, make_cq, stack, shared) for node in (here, there))
         one.to_rts(other)
         other.to_rts(one)
         yield one, other

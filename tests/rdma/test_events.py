@@ -8,7 +8,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,17 +28,24 @@ def context(node1: Node) -> Iterator[Context]:
         yield opened
 
 
+def telling(context: Context, channel: CompChannel) -> CQ:
+    """A queue that tells the channel."""
+    return CQ(context, 2 * DEPTH, channel)
+
+
+def silent(cqe: int) -> Callable[[Context, CompChannel], CQ]:
+    """A maker of queues that tell nobody."""
+    return lambda context, _: CQ(context, cqe)
+
+
+Pair = tuple[End, End]
+
+
 @pytest.fixture
-def channel(context: Context) -> Iterator[CompChannel]:
-    with CompChannel(context) as made:
+def pair(node1: Node, node2: Node) -> Iterator[Pair]:
+    """A connected RC pair whose queues tell their channels."""
+    with ends(node1, node2, QpType.RC, telling) as made:
         yield made
-
-
-@contextmanager
-def eventful(node: Node, channel: CompChannel, qp_type: QpType = QpType.RC) -> Iterator[tuple[End, End]]:
-    """A connected pair whose queues tell the channel."""
-    with ends(node, channel.context, qp_type, lambda context: CQ(context, 2 * DEPTH, channel)) as pair:
-        yield pair
 
 
 def polled(cq: CQ) -> list[tuple[int, int]]:
@@ -58,62 +64,65 @@ def patience() -> Deadline:
 
 
 @pytest.mark.parametrize("qp_type", [QpType.RC, QpType.UD], ids=str)
-def test_cq_events_rc_and_ud(node1: Node, channel: CompChannel, qp_type: QpType) -> None:
-    with eventful(node1, channel, qp_type) as (one, other):
+def test_cq_events_rc_and_ud(node1: Node, node2: Node, qp_type: QpType) -> None:
+    with ends(node1, node2, qp_type, telling) as (one, other):
         for i in range(100):
             one.cq.arm()
             other.cq.arm()
             other.post_recv(i)
             one.post_send(i, b"%d" % i)
-            told: set[CQ] = set()
-            while len(told) < 2:
-                told.update(channel.wait(patience()))
+            for end in (one, other):
+                assert end.channel.wait(patience()) == [end.cq]
             assert polled(one.cq) == polled(other.cq) == [(i, WcStatus.SUCCESS)]
             assert other.received(i, other.head + len(b"%d" % i)) == b"%d" % i
 
 
-def test_nothing_comes_unless_it_was_armed(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (one, other):
-        other.post_recv(1)
-        one.post_send(1, b"x")
-        with pytest.raises(DeadlineExceeded, match=r"wait on completion channel of rxe1: no success within 0\.5"):
-            channel.wait(Deadline(0.5))
-        assert polled(one.cq) == [(1, WcStatus.SUCCESS)]
-        other.cq.arm()  # what is there already gives no event: hence poll once more after arming
-        with pytest.raises(DeadlineExceeded):
-            channel.wait(Deadline(0))
-        assert polled(other.cq) == [(1, WcStatus.SUCCESS)]
+def test_nothing_comes_unless_it_was_armed(pair: Pair) -> None:
+    one, other = pair
+    channel = other.channel
+    other.post_recv(1)
+    one.post_send(1, b"x")
+    with pytest.raises(DeadlineExceeded, match=r"wait on completion channel of rxe2: no success within 0\.5"):
+        channel.wait(Deadline(0.5))
+    assert polled(one.cq) == [(1, WcStatus.SUCCESS)]
+    other.cq.arm()  # what is there already gives no event: hence poll once more after arming
+    with pytest.raises(DeadlineExceeded):
+        channel.wait(Deadline(0))
+    assert polled(other.cq) == [(1, WcStatus.SUCCESS)]
 
 
-def test_solicited_only(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (one, other):
-        other.post_recv(1)
-        other.post_recv(2)
-        other.cq.arm(solicited_only=True)
-        one.post_send(1, b"quiet")
-        with pytest.raises(DeadlineExceeded):
-            channel.wait(Deadline(1))
-        one.post_send(2, b"loud", flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
-        assert channel.wait(patience()) == [other.cq]
-        assert polled(other.cq) == [(1, WcStatus.SUCCESS), (2, WcStatus.SUCCESS)]
+def test_solicited_only(pair: Pair) -> None:
+    one, other = pair
+    channel = other.channel
+    other.post_recv(1)
+    other.post_recv(2)
+    other.cq.arm(solicited_only=True)
+    one.post_send(1, b"quiet")
+    with pytest.raises(DeadlineExceeded):
+        channel.wait(Deadline(1))
+    one.post_send(2, b"loud", flags=SendFlags.SIGNALED | SendFlags.SOLICITED)
+    assert channel.wait(patience()) == [other.cq]
+    assert polled(other.cq) == [(1, WcStatus.SUCCESS), (2, WcStatus.SUCCESS)]
 
 
-def test_the_descriptor_of_a_channel_suits_poll(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (one, other):
-        other.cq.arm()
-        assert channel.drain() == []
-        poller = select.poll()
-        poller.register(channel, select.POLLIN)
-        assert poller.poll(0) == []
-        other.post_recv(1)
-        one.post_send(1, b"x")
-        assert poller.poll(PATIENCE * 1000) == [(channel.fileno(), select.POLLIN)]
-        assert channel.drain() == [other.cq]
-        assert poller.poll(0) == []
+def test_the_descriptor_of_a_channel_suits_poll(pair: Pair) -> None:
+    one, other = pair
+    channel = other.channel
+    other.cq.arm()
+    assert channel.drain() == []
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    assert poller.poll(0) == []
+    other.post_recv(1)
+    one.post_send(1, b"x")
+    assert poller.poll(PATIENCE * 1000) == [(channel.fileno(), select.POLLIN)]
+    assert channel.drain() == [other.cq]
+    assert poller.poll(0) == []
 
 
-def test_a_task_waits_while_the_loop_goes_on(node1: Node, channel: CompChannel) -> None:
+def test_a_task_waits_while_the_loop_goes_on(pair: Pair) -> None:
     async def main(one: End, other: End) -> int:
+        channel = other.channel
         other.cq.arm()
         waiting = asyncio.create_task(channel.wait_async(patience()))
         ticks = 0
@@ -128,8 +137,7 @@ def test_a_task_waits_while_the_loop_goes_on(node1: Node, channel: CompChannel) 
             await channel.wait_async(Deadline(0.2))
         return ticks
 
-    with eventful(node1, channel) as pair:
-        assert asyncio.run(main(*pair)) >= 10
+    assert asyncio.run(main(*pair)) >= 10
 
 
 def test_closing_a_channel_wakes_who_waits(context: Context) -> None:
@@ -160,18 +168,18 @@ def test_closing_a_channel_wakes_who_waits(context: Context) -> None:
 # ---- acknowledgements
 
 
-def happen(one: End, other: End, channel: CompChannel, count: int) -> None:
+def happen(one: End, other: End, count: int) -> None:
     """So many events for the queue of ``other``."""
     for i in range(count):
         other.cq.arm()
         other.post_recv(i)
         one.post_send(i, b"x")
-        assert channel.wait(patience()) == [other.cq]
+        assert other.channel.wait(patience()) == [other.cq]
         assert polled(other.cq) == [(i, WcStatus.SUCCESS)]
         one.cq.poll()
 
 
-def test_acknowledgements_are_given_in_bulk(node1: Node, channel: CompChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledgements_are_given_in_bulk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
     real = verbs.ibv_ack_cq_events
 
@@ -180,53 +188,57 @@ def test_acknowledgements_are_given_in_bulk(node1: Node, channel: CompChannel, m
         real(cq, count)
 
     monkeypatch.setattr(verbs, "ibv_ack_cq_events", acknowledge)
-    with eventful(node1, channel) as (one, other):
-        happen(one, other, channel, CQ.ACK_BATCH + 6)
-        assert given == [CQ.ACK_BATCH]
-        assert other.cq.unacked == 6
-        for wrong in (7, -1):
-            with pytest.raises(ValueError, match=f"acknowledge {wrong} events of CQ of rxe1: 6 are due"):
-                other.cq.ack_events(wrong)
-        other.cq.ack_events(2)
-        assert (given, other.cq.unacked) == ([CQ.ACK_BATCH, 2], 4)
-        completed = other.cq.pointer.contents.comp_events_completed
-        assert completed == CQ.ACK_BATCH + 2
+    one, other = pair
+    happen(one, other, CQ.ACK_BATCH + 6)
+    assert given == [CQ.ACK_BATCH]
+    assert other.cq.unacked == 6
+    for wrong in (7, -1):
+        with pytest.raises(ValueError, match=f"acknowledge {wrong} events of CQ of rxe2: 6 are due"):
+            other.cq.ack_events(wrong)
+    other.cq.ack_events(2)
+    assert (given, other.cq.unacked) == ([CQ.ACK_BATCH, 2], 4)
+    completed = other.cq.pointer.contents.comp_events_completed
+    assert completed == CQ.ACK_BATCH + 2
+    other.qp.close()
+    other.cq.close()
     assert given == [CQ.ACK_BATCH, 2, 4]  # before it was destroyed
 
 
-def test_events_nobody_took_do_not_delay_the_end(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (one, other):
-        other.cq.arm()
-        other.post_recv(1)
-        one.post_send(1, b"x")
-        ready = select.poll()
-        ready.register(channel, select.POLLIN)
-        assert ready.poll(PATIENCE * 1000)
-        before = time.monotonic()
-        other.qp.close()
-        other.cq.close()
-        assert time.monotonic() - before < PATIENCE / 2
+def test_events_nobody_took_do_not_delay_the_end(pair: Pair) -> None:
+    one, other = pair
+    channel = other.channel
+    other.cq.arm()
+    other.post_recv(1)
+    one.post_send(1, b"x")
+    ready = select.poll()
+    ready.register(channel, select.POLLIN)
+    assert ready.poll(PATIENCE * 1000)
+    before = time.monotonic()
+    other.qp.close()
+    other.cq.close()
+    assert time.monotonic() - before < PATIENCE / 2
     assert channel.drain() == []
 
 
-def test_destroying_really_waits_for_acknowledgements(node1: Node, channel: CompChannel) -> None:
-    with eventful(node1, channel) as (one, other):
-        other.cq.arm()
-        other.post_recv(1)
-        one.post_send(1, b"x")
-        ready = select.poll()
-        ready.register(channel, select.POLLIN)
-        assert ready.poll(PATIENCE * 1000)
-        taken = verbs.ibv_get_cq_event(channel.pointer)  # behind the back of the layer
-        assert ctypes.addressof(taken.contents) == ctypes.addressof(other.cq.pointer.contents)
-        other.qp.close()
-        closing = threading.Thread(target=other.cq.close)
-        closing.start()
-        closing.join(1)
-        assert closing.is_alive()
-        verbs.ibv_ack_cq_events(taken, 1)
-        closing.join(PATIENCE)
-        assert not closing.is_alive()
+def test_destroying_really_waits_for_acknowledgements(pair: Pair) -> None:
+    one, other = pair
+    channel = other.channel
+    other.cq.arm()
+    other.post_recv(1)
+    one.post_send(1, b"x")
+    ready = select.poll()
+    ready.register(channel, select.POLLIN)
+    assert ready.poll(PATIENCE * 1000)
+    taken = verbs.ibv_get_cq_event(channel.pointer)  # behind the back of the layer
+    assert ctypes.addressof(taken.contents) == ctypes.addressof(other.cq.pointer.contents)
+    other.qp.close()
+    closing = threading.Thread(target=other.cq.close)
+    closing.start()
+    closing.join(1)
+    assert closing.is_alive()
+    verbs.ibv_ack_cq_events(taken, 1)
+    closing.join(PATIENCE)
+    assert not closing.is_alive()
 
 
 def test_a_queue_without_a_channel_has_no_events(context: Context) -> None:
@@ -274,8 +286,8 @@ def test_create_cq_bad_flow(context: Context, node2: Node) -> None:
         CQ(context, 1, channel)
 
 
-def test_resize_cq(node1: Node, context: Context) -> None:
-    with ends(node1, context, QpType.RC, lambda c: CQ(c, 3)) as (_, other):
+def test_resize_cq(node1: Node, node2: Node) -> None:
+    with ends(node1, node2, QpType.RC, silent(3)) as (_, other):
         other.cq.resize(1)
         assert other.cq.cqe >= 1
         other.cq.resize(7)
@@ -291,7 +303,7 @@ def test_resize_cq(node1: Node, context: Context) -> None:
         with pytest.raises(ValueError, match="cqe is 0"):
             other.cq.resize(0)
         with pytest.raises(VerbsError, match="EINVAL"):
-            other.cq.resize(context.query_device().max_cqe + 1)
+            other.cq.resize(other.context.query_device().max_cqe + 1)
 
 
 def test_what_the_provider_lacks_is_named_with_who_has_it(context: Context) -> None:
@@ -397,27 +409,26 @@ def test_no_event_in_time_is_an_error(context: Context) -> None:
         context.events.wait(Deadline(0.3))
 
 
-def test_a_queue_that_overflows_is_found_back(node1: Node, context: Context) -> None:
-    with ends(node1, context, QpType.RC, lambda c: CQ(c, 1)) as (_, other):
-        room = other.cq.cqe
-        for i in range(room + 2):
+def test_a_queue_that_overflows_is_found_back(node1: Node, node2: Node) -> None:
+    with ends(node1, node2, QpType.RC, silent(1)) as (_, other):
+        for i in range(other.cq.cqe + 2):
             other.post_recv(i)
         other.qp.move(QpState.ERR)
-        event = until(context, EventType.CQ_ERR)
+        event = until(other.context, EventType.CQ_ERR)
         assert event.kind is EventKind.CQ
         assert event.element is other.cq
         assert event.port_num is None
-        assert str(event) == "CQ of rxe1: CQ_ERR (CQ error)"
+        assert str(event) == "CQ of rxe2: CQ_ERR (CQ error)"
         assert other.cq.pointer.contents.async_events_completed >= 1
         # the second one is left where it is: closing does not wait for it
 
 
-def test_a_queue_pair_whose_sends_have_drained_is_found_back(node1: Node, context: Context) -> None:
-    with ends(node1, context, QpType.RC, lambda c: CQ(c, 2 * DEPTH)) as (one, other):
+def test_a_queue_pair_whose_sends_have_drained_is_found_back(node1: Node, node2: Node) -> None:
+    with ends(node1, node2, QpType.RC, silent(2 * DEPTH)) as (one, other):
         one.post_send(1, b"waits for a receive")
         node1.call(one.qp.move, QpState.SQD, _Drain(), QpAttrMask.EN_SQD_ASYNC_NOTIFY)
         other.post_recv(1)
-        event = until(context, EventType.SQ_DRAINED)
+        event = until(one.context, EventType.SQ_DRAINED)
         assert event.kind is EventKind.QP
         assert event.element is one.qp
         assert "SQ_DRAINED" in str(event)
@@ -428,24 +439,24 @@ class _Drain:
     en_sqd_async_notify = 1
 
 
-def test_a_shared_receive_queue_below_its_limit_is_found_back(node1: Node, context: Context) -> None:
-    with ends(node1, context, QpType.RC, lambda c: CQ(c, 2 * DEPTH), shared=True) as (one, other):
+def test_a_shared_receive_queue_below_its_limit_is_found_back(node1: Node, node2: Node) -> None:
+    with ends(node1, node2, QpType.RC, silent(2 * DEPTH), shared=True) as (one, other):
         for i in range(4):
             other.post_recv(i)
         assert other.srq is not None
         other.srq.modify(srq_limit=4)
         one.post_send(1, b"x")
-        event = until(context, EventType.SRQ_LIMIT_REACHED)
+        event = until(other.context, EventType.SRQ_LIMIT_REACHED)
         assert event.kind is EventKind.SRQ
         assert event.element is other.srq
 
 
-def test_no_destroy_hangs_on_events(node1: Node, context: Context) -> None:
+def test_no_destroy_hangs_on_events(node1: Node, node2: Node) -> None:
     """Events not taken, and events that another thread is taking."""
     stop = threading.Event()
     seen: list[AsyncEvent] = []
 
-    def take() -> None:
+    def take(context: Context) -> None:
         while not stop.is_set():
             event = context.events.take()
             if event is not None:
@@ -453,18 +464,19 @@ def test_no_destroy_hangs_on_events(node1: Node, context: Context) -> None:
 
     def overflow() -> None:
         for _ in range(5):
-            with ends(node1, context, QpType.RC, lambda c: CQ(c, 1)) as (_, other):
+            with ends(node1, node2, QpType.RC, silent(1)) as (_, other):
                 for i in range(other.cq.cqe + 3):
                     other.post_recv(i)
                 other.qp.move(QpState.ERR)
 
     overflow()
-    thread = threading.Thread(target=take)
-    thread.start()
-    overflow()
-    stop.set()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
+    with open_device(node2.device) as context:
+        thread = threading.Thread(target=take, args=(context,))
+        thread.start()
+        overflow()
+        stop.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
     assert all(event.kind in (EventKind.CQ, EventKind.PORT) for event in seen)
 
 
