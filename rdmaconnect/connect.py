@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from .abi import QpType
 from .address import AddressHandle
@@ -123,6 +123,10 @@ def parse_qp_type(qp_type: str | QpType) -> QpType:
 # ---- the fronts
 
 
+@overload
+def connect(peer: str, *, count: None = None, **arguments: Any) -> Connection: ...
+@overload
+def connect(peer: str, *, count: int, **arguments: Any) -> list[Connection]: ...
 def connect(
     peer: str,
     *,
@@ -136,7 +140,7 @@ def connect(
     key: str | None = None,
     peer_key: str | None = None,
     **options: Any,
-) -> Any:
+) -> Connection | list[Connection]:
     """Connect a queue pair, or many, to a listening peer.
 
     The peer may start later: it is tried again until the deadline. Where the first choice of ports
@@ -177,6 +181,10 @@ def connect(
     return made if count is not None else made[0]
 
 
+@overload
+async def aconnect(peer: str, *, count: None = None, **arguments: Any) -> AsyncConnection: ...
+@overload
+async def aconnect(peer: str, *, count: int, **arguments: Any) -> list[AsyncConnection]: ...
 async def aconnect(
     peer: str,
     *,
@@ -190,7 +198,7 @@ async def aconnect(
     key: str | None = None,
     peer_key: str | None = None,
     **options: Any,
-) -> Any:
+) -> AsyncConnection | list[AsyncConnection]:
     """The same as :func:`connect` for asyncio; gives :class:`AsyncConnection`. Nothing blocks the event loop."""
     terms = make_terms(
         qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
