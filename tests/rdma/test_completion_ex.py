@@ -253,7 +253,7 @@ def test_cq_ex_with_a_channel(node1: Node, node2: Node) -> None:
     assert cq.closed
 
 
-def test_cq_ex_for_sends_and_cq_for_receives(node1: Node, node2: Node) -> None:
+def test_cq_ex_for_sends_and_cq_for_receives(context: Context) -> None:
     with PD(context) as pd, CQEx(context, 8) as sends, CQ(context, 8) as receives:
         qp = QueuePair(pd, sends, receives, QpType.RC, max_send_wr=1, max_recv_wr=1)
         assert qp.qp_num > 0

@@ -83,14 +83,14 @@ def send(here: End, there: End, here_mr: MR, there_mr: MR, data: bytes = b"sixte
     return there.memory[head : head + len(data)]
 
 
-# Into on-demand memory rxe of Linux 7.2 writes what RC sends and RDMA writes bring; what a UD send or the answer to an
-# RDMA read brings it drops there, and the completion says SUCCESS. So neither is asked for here.
-@pytest.mark.parametrize(
-    ("access", "qp_type"), [(ON_DEMAND, RC), (RELAXED, RC), (RELAXED, UD)], ids=["odp-RC", "ro-RC", "ro-UD"]
-)
+# rxe of Linux 7.2 copies to and from the start of an on-demand page, whatever the offset in it (rxe_odp.c,
+# __rxe_odp_mr_copy adds none). So what is asked for here begins there, and what UD receives, behind a header, does not.
+@pytest.mark.parametrize("qp_type", [RC, UD], ids=str)
+@pytest.mark.parametrize("access", [ON_DEMAND, RELAXED], ids=["odp", "ro"])
 def test_traffic(node1: Node, node2: Node, access: AccessFlags, qp_type: QpType) -> None:
-    with joined(node1, node2, qp_type, access=access) as (here, there):
-        assert send(here, there, here.mr, there.mr) == b"sixteen bytes..."
+    with joined(node1, node2, qp_type, access=access) as (here, there), MR(there.pd, there.memory) as plain:
+        into = plain if (access, qp_type) == (ON_DEMAND, UD) else there.mr
+        assert send(here, there, here.mr, into) == b"sixteen bytes..."
 
 
 def test_odp_rc_srq_traffic(node1: Node, node2: Node) -> None:
@@ -99,21 +99,21 @@ def test_odp_rc_srq_traffic(node1: Node, node2: Node) -> None:
 
 
 def test_odp_rc_rdma_write_read_and_atomics(node1: Node, node2: Node) -> None:
-    answers = mmap.mmap(-1, 4096)
-    with joined(node1, node2, RC, access=ON_DEMAND) as (here, there), MR(here.pd, answers) as plain:
+    with joined(node1, node2, RC, access=ON_DEMAND) as (here, there):
         here.memory[:8] = (7).to_bytes(8, "little")
-        region, piece, other = there.region(4096, 8), here.mr.sge(0, 8), plain.sge(8, 8)
+        region, piece, other = there.region(4096, 8), here.mr.sge(0, 8), here.mr.sge(4096, 8)
         here.qp.post_send(
             SendRequest().rdma_write(1, region, sge=piece),
             SendRequest().rdma_read(2, region, sge=other),
         )
         here.wait(2)
-        assert there.memory[4096:4104] == answers[8:16] == (7).to_bytes(8, "little")
+        assert there.memory[4096:4104] == here.memory[4096:4104] == (7).to_bytes(8, "little")
         here.qp.post_send(SendRequest().atomic_fetch_add(3, region, 5, sge=other))
         here.wait()
-        here.qp.post_send(SendRequest().atomic_cmp_swp(4, region, 12, 99, sge=plain.sge(0, 8)))
+        assert int.from_bytes(here.memory[4096:4104], "little") == 7
+        here.qp.post_send(SendRequest().atomic_cmp_swp(4, region, 12, 99, sge=piece))
         here.wait()
-        assert int.from_bytes(answers[:8], "little") == 12
+        assert int.from_bytes(here.memory[:8], "little") == 12
         assert int.from_bytes(there.memory[4096:4104], "little") == 99
 
 
