@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum, IntFlag
-from typing import TypeVar
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound="CFlag")
 E = TypeVar("E", bound="type[CEnum] | type[CFlag]")
@@ -36,6 +36,10 @@ class CEnum(IntEnum):
         member._value_ = int(value)
         return member
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # by value: some releases of Python 3.11 pickle by name, and an unknown value has none
+        return type(self), (int(self),)
+
     @property
     def known(self) -> bool:
         """Whether the header names this value."""
@@ -50,6 +54,9 @@ class CEnum(IntEnum):
 
 class CFlag(IntFlag):
     """A set of bits out of a C enum. `str()` is `STATE|PORT`, unknown bits in hex, `0` for the empty set."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return type(self), (int(self),)
 
     def __str__(self) -> str:
         known = bits(self)

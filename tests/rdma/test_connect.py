@@ -294,7 +294,7 @@ def _index(node: Node, start: str) -> int:
 def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: Node, node2: Node) -> None:
     node1.run("ip", "addr", "add", "10.77.0.1/24", "dev", node1.netdev)
     # 2: answer ARP only to those of the same subnet
-    node1.run("sysctl", "-qw", f"net.ipv4.conf.{node1.netdev}.arp_ignore=2")
+    node1.run("sh", "-c", f"echo 2 > /proc/sys/net/ipv4/conf/{node1.netdev}/arp_ignore")
     try:
         with node2.listening() as listener:
             there = node2.start(listener.accept, deadline_s=PATIENCE, tolerant=False)
@@ -305,7 +305,7 @@ def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: N
             with pytest.raises(rdmaconnect.ModifyError, match=r"INIT->RTR.*from gid_index \d+ \(::ffff:10.9.0.2"):
                 there.result(PATIENCE)
     finally:
-        node1.run("sysctl", "-qw", f"net.ipv4.conf.{node1.netdev}.arp_ignore=0")
+        node1.run("sh", "-c", f"echo 0 > /proc/sys/net/ipv4/conf/{node1.netdev}/arp_ignore")
         node1.run("ip", "addr", "del", "10.77.0.1/24", "dev", node1.netdev)
 
 

@@ -76,8 +76,7 @@ def _peer(node: Node, address: str) -> subprocess.Popen[str]:
 
 
 def _kill(program: subprocess.Popen[str]) -> None:
-    """kill -9, of the Python below `on`, too."""
-    subprocess.run(["pkill", "-9", "-P", str(program.pid)], check=False)
+    """kill -9: `on` has become the program itself."""
     program.kill()
     program.wait()
     if program.stdout is not None:
