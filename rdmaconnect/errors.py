@@ -116,6 +116,8 @@ HINTS: dict[tuple[str, str], str] = {
     ("ibv_alloc_mw", "EOPNOTSUPP"): "mlx4, mlx5, irdma, ionic and rxe have memory windows.",
     ("ibv_attach_mcast", "EOPNOTSUPP"): "mlx4, mlx5, irdma, cxgb4 and rxe have multicast.",
     ("ibv_create_srq", "EOPNOTSUPP"): "Most devices have it, EFA has not.",
+    ("ibv_create_wq", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
+    ("ibv_create_rwq_ind_table", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
     ("ibv_get_srq_num", "EOPNOTSUPP"): "Only XRC queues have a number, and only mlx4, mlx5, hns and qedr have XRC.",
     ("ibv_modify_qp_rate_limit", "EOPNOTSUPP"): "mlx5 and bnxt_re have packet pacing.",
     ("ibv_open_qp", "EOPNOTSUPP"): "It is for XRC_RECV, which mlx4, mlx5 and hns have.",

@@ -79,7 +79,8 @@ class QueuePairEx(QueuePair):
         create_flags: ``QpCreateFlags``.
         xrcd: for XRC_RECV, its domain.
         max_tso_header: bytes of header wanted in a TSO send.
-        rwq_ind_tbl: pointer to ``struct ibv_rwq_ind_table``, for receive-side scaling.
+        rwq_ind_tbl: pointer to ``struct ibv_rwq_ind_table``, for receive-side scaling
+            (``verbs.ibv_create_rwq_ind_table``).
         rx_hash_conf: how it spreads what it receives.
         source_qpn: the number that its packets carry instead of its own, for UD; 24 bits.
 

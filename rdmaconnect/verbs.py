@@ -94,7 +94,9 @@ _OPTIONAL = frozenset(
         "ibv_alloc_mw",
         "ibv_attach_mcast",
         "ibv_create_ah",
+        "ibv_create_rwq_ind_table",
         "ibv_create_srq",
+        "ibv_create_wq",
         "ibv_get_srq_num",
         "ibv_modify_cq",
         "ibv_modify_qp_rate_limit",
@@ -1323,6 +1325,67 @@ def ibv_dealloc_mw(mw: Any) -> None:
     Source: ibv_alloc_mw(3), ``ibv_dealloc_mw``.
     """
     _call_op("ibv_dealloc_mw", mw.contents.context, mw, doing="free a memory window")
+
+
+# ---- work queues and their tables, for receive-side scaling
+
+
+def ibv_create_wq(context: Any, attr: abi.ibv_wq_init_attr) -> Any:
+    """A receive queue outside of a queue pair.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: what is wanted; ``max_wr`` and ``max_sge`` are updated to what was given.
+
+    Source: ibv_create_wq(3), ``ibv_create_wq``.
+    """
+    wq = _call_op("ibv_create_wq", context, context, byref(attr), doing="create a work queue")
+    # the rest of the header's inline, which a provider leaves to it
+    wq.contents.wq_context, wq.contents.events_completed = attr.wq_context, 0
+    threads = ctypes.CDLL(None)
+    threads.pthread_mutex_init(byref(wq.contents.mutex), None)
+    threads.pthread_cond_init(byref(wq.contents.cond), None)
+    return wq
+
+
+def ibv_modify_wq(wq: Any, attr: abi.ibv_wq_attr) -> None:
+    """Move a work queue between RESET, RDY and ERR; it receives in RDY.
+
+    Source: ibv_modify_wq(3), ``ibv_modify_wq``.
+    """
+    _call_op("ibv_modify_wq", wq.contents.context, wq, byref(attr), doing="modify a work queue")
+
+
+def ibv_destroy_wq(wq: Any) -> None:
+    """Destroy a work queue; EBUSY while a table names it.
+
+    Source: ibv_create_wq(3), ``ibv_destroy_wq``.
+    """
+    _call_op("ibv_destroy_wq", wq.contents.context, wq, doing="destroy a work queue")
+
+
+def ibv_create_rwq_ind_table(context: Any, attr: abi.ibv_rwq_ind_table_init_attr) -> Any:
+    """The table of work queues that a queue pair's hash spreads packets over.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``ind_tbl`` has 2**``log_ind_tbl_size`` entries.
+
+    Returns:
+        Pointer to ``struct ibv_rwq_ind_table``, for ``ibv_qp_init_attr_ex.rwq_ind_tbl``.
+
+    Source: ibv_create_rwq_ind_table(3), ``ibv_create_rwq_ind_table``.
+    """
+    doing = "create a table of work queues"
+    return _call_op("ibv_create_rwq_ind_table", context, context, byref(attr), doing=doing)
+
+
+def ibv_destroy_rwq_ind_table(table: Any) -> None:
+    """Destroy a table of work queues; EBUSY while a queue pair uses it.
+
+    Source: ibv_create_rwq_ind_table(3), ``ibv_destroy_rwq_ind_table``.
+    """
+    _call_op("ibv_destroy_rwq_ind_table", table.contents.context, table, doing="destroy a table of work queues")
 
 
 # ---- extended queue pairs and their work requests

@@ -109,3 +109,51 @@ def test_a_plain_shared_queue_is_made_in_the_plain_way(monkeypatch: pytest.Monke
     context = ctypes.pointer(abi.ibv_context())
     with pytest.raises(LibraryError, match="ibv_create_srq_ex"):
         verbs.ibv_create_srq_ex(context, abi.ibv_srq_init_attr_ex(comp_mask=bits.PD | bits.TYPE, srq_type=1))
+
+
+def extended_context(**functions: Any) -> tuple[Any, Any]:
+    """A device's context with functions in the table in front of it: (pointer, what must be kept)."""
+    table = abi.verbs_context(sz=ctypes.sizeof(abi.verbs_context))
+    table.context.abi_compat = ctypes.c_void_p(-1)
+    kept = [table]
+    for name, function in functions.items():
+        kind = type(getattr(table, name))
+        simple = ctypes.c_int if kind._restype_ is ctypes.c_int else ctypes.c_void_p  # a callback gives no pointer
+        kept.append(ctypes.CFUNCTYPE(simple, *kind._argtypes_)(function))
+        setattr(table, name, ctypes.cast(kept[-1], kind))
+    return ctypes.pointer(table.context), kept
+
+
+def test_a_work_queue_is_finished_as_the_header_does() -> None:
+    wq = abi.ibv_wq(events_completed=9)
+    ctypes.memset(ctypes.addressof(wq) + abi.ibv_wq.mutex.offset, 0xFF, abi.ibv_wq.mutex.size)
+    destroyed: list[int] = []
+    context, kept = extended_context(
+        create_wq=lambda context, attr: ctypes.addressof(wq),
+        modify_wq=lambda wq, attr: errno.EINVAL,
+        destroy_wq=lambda wq: destroyed.append(1) or 0,
+    )
+    wq.context = context
+    found = verbs.ibv_create_wq(context, abi.ibv_wq_init_attr(wq_context=5))
+    assert ctypes.addressof(found.contents) == ctypes.addressof(wq)
+    assert (wq.wq_context, wq.events_completed) == (5, 0)
+    assert bytes(wq.mutex) != b"\xff" * ctypes.sizeof(wq.mutex)
+    with pytest.raises(VerbsError, match="modify a work queue: ibv_modify_wq: EINVAL"):
+        verbs.ibv_modify_wq(found, abi.ibv_wq_attr())
+    verbs.ibv_destroy_wq(found)
+    assert destroyed == [1]
+    assert kept
+
+
+def test_a_table_of_work_queues_is_made_and_destroyed() -> None:
+    table = abi.ibv_rwq_ind_table(ind_tbl_num=3)
+    context, kept = extended_context(
+        create_rwq_ind_table=lambda context, attr: ctypes.addressof(table),
+        destroy_rwq_ind_table=lambda table: errno.EBUSY,
+    )
+    table.context = context
+    found = verbs.ibv_create_rwq_ind_table(context, abi.ibv_rwq_ind_table_init_attr())
+    assert found.contents.ind_tbl_num == 3
+    with pytest.raises(VerbsError, match="destroy a table of work queues: ibv_destroy_rwq_ind_table: EBUSY"):
+        verbs.ibv_destroy_rwq_ind_table(found)
+    assert kept

@@ -26,8 +26,11 @@ from rdmaconnect.abi import (
     WcStatus,
     ibv_qp_init_attr_ex,
     ibv_qp_open_attr,
+    ibv_rwq_ind_table_init_attr,
     ibv_sge,
+    ibv_wq_init_attr,
 )
+from rdmaconnect.device import open_device
 from rdmaconnect.errors import LibraryError, PostError, StateError, VerbsError
 from rdmaconnect.memory import PD
 from rdmaconnect.queuepair import RecvRequest, SendRequest
@@ -360,6 +363,14 @@ def test_xrc_is_said_to_be_lacking(node1: Node) -> None:
             verbs.ibv_open_qp(end.context.pointer, ibv_qp_open_attr(qp_num=5))
         with pytest.raises(VerbsError, match=r"type XRC_SEND: ibv_create_qp_ex: EOPNOTSUPP"):
             QueuePairEx(end.pd, end.cq, None, QpType.XRC_SEND, max_send_wr=1, send_ops_flags=SENDS)
+
+
+def test_receive_side_scaling_is_said_to_be_lacking(node1: Node) -> None:
+    with open_device(node1.device) as context:
+        with pytest.raises(LibraryError, match=r"create a work queue: ibv_create_wq: EOPNOTSUPP.*mlx5"):
+            verbs.ibv_create_wq(context.pointer, ibv_wq_init_attr())
+        with pytest.raises(LibraryError, match=r"ibv_create_rwq_ind_table: EOPNOTSUPP.*mlx5"):
+            verbs.ibv_create_rwq_ind_table(context.pointer, ibv_rwq_ind_table_init_attr())
 
 
 def test_arguments_of_another_device_or_range_are_refused(node1: Node, node2: Node) -> None:
