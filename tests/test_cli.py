@@ -93,7 +93,7 @@ def test_without_a_device_it_says_so_in_words(
 def test_an_error_is_one_line_and_status_1(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "device_names", lambda: raises(error))
+    monkeypatch.setattr(cli.devices, "device_names", lambda: raises(error))
     assert main(["devices"]) == 1
     words = "words" if type(error) is OSError else error
     assert capsys.readouterr() == ("", f"rdmaconnect: {words}\n")
@@ -104,13 +104,13 @@ def raises(error: BaseException) -> Any:
 
 
 def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "device_names", lambda: raises(KeyboardInterrupt()))
+    monkeypatch.setattr(cli.devices, "device_names", lambda: raises(KeyboardInterrupt()))
     assert main(["devices"]) == 130
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_fault_of_the_program_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "device_names", lambda: raises(ZeroDivisionError()))
+    monkeypatch.setattr(cli.devices, "device_names", lambda: raises(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         main(["devices"])
 
@@ -226,8 +226,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, dict[str,
         calls.append((url, options))
         raise Asked
 
-    monkeypatch.setattr(cli, "connect", note)
-    monkeypatch.setattr(cli, "listen", note)
+    monkeypatch.setattr(cli.pingpong, "connect", note)
+    monkeypatch.setattr(cli.pingpong, "listen", note)
 
     def command(*argv: str) -> tuple[str, dict[str, Any]]:
         with pytest.raises(Asked):
@@ -295,8 +295,8 @@ class Connected:
 
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "connect", Connected)
-    monkeypatch.setattr(cli, "ping", lambda conn, **options: REPORT)
+    monkeypatch.setattr(cli.pingpong, "connect", Connected)
+    monkeypatch.setattr(cli.pingpong, "ping", lambda conn, **options: REPORT)
 
 
 def test_ping_prints_ends_path_and_times(pings: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,8 +334,8 @@ def test_the_serving_side_says_where_it_listens_and_what_it_echoed(
     def listening(*args: Any, **options: Any) -> Iterator[Any]:
         yield listener
 
-    monkeypatch.setattr(cli, "listen", listening)
-    monkeypatch.setattr(cli, "echo", lambda conn, deadline_s: (4096, 10))
+    monkeypatch.setattr(cli.pingpong, "listen", listening)
+    monkeypatch.setattr(cli.pingpong, "echo", lambda conn, deadline_s: (4096, 10))
     assert main(["pingpong", *["--json"] * as_json]) == 0
     out, err = capsys.readouterr()
     assert err == "listening on tcp://[::]:18515\n"
@@ -357,8 +357,8 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         made = port(gid("fe80::1", V1, 0), gid("10.0.0.1", V2, 1), active_mtu=Mtu.MTU_1024)
         yield SimpleNamespace(ports=lambda: (made,))
 
-    monkeypatch.setattr(cli, "device_names", lambda: ["rxe0", "rxe1"])
-    monkeypatch.setattr(cli, "open_device", opened)
+    monkeypatch.setattr(cli.devices, "device_names", lambda: ["rxe0", "rxe1"])
+    monkeypatch.setattr(cli.devices, "open_device", opened)
 
 
 def test_devices_are_listed_with_ports_and_gids(two_devices: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,43 @@
+"""What several commands take: the types of their arguments."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    #: what :meth:`argparse.ArgumentParser.add_subparsers` gives
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+__all__ = ["count", "seconds", "tcp_port"]
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A whole number of ``least`` or more."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        return int(text)
+
+    return parse
+
+
+def tcp_port(text: str) -> int:
+    """A number from 1 to 65535."""
+    number = count(1)(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is above 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A number of 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
