@@ -9,18 +9,22 @@ from functools import partial
 from typing import Any
 
 from .abi import QpType
-from .connect import M, Terms, make_terms, ports_toward, prove, raise_ends, reject_of
+from .connect import raise_ends
 from .connection import AsyncConnection, Connection
 from .deadline import Deadline
 from .device import open_device
 from .driver import Call, Story, Wait, arun, run
 from .errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
+from .half import HALF_OPEN_S, Half
 from .handshake import Handshake, Outcome, Role, State, counts
-from .listener import HALF_OPEN_S, Half
+from .joining import prove, reject_of
 from .messages import Hello
+from .middle import M
 from .oob import Channel, Service, host_of, tcp_url
 from .path import Wish
 from .prepare import Prepared
+from .terms import Terms, make_terms
+from .ways import ports_toward
 from .wire import MAX_FRAME, decode, encode
 
 __all__ = ["ameet", "meet"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .address import AddressHandle, UdAddress
@@ -18,12 +18,14 @@ from .path import Path
 from .prepare import Prepared
 from .talk import Wire
 
-__all__ = ["Joint", "Middle"]
+__all__ = ["Joint", "M", "Middle"]
 
 #: the longest sleep: another thread may have taken the event, ms
 _SLICE_MS = 50
 #: slots of the staging memory, each as large as the peer's receives
 _STAGES = 4
+#: a front
+M = TypeVar("M", bound="Middle")
 _DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
 
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from samples import end
 
-from rdmaconnect import deadline, listener
+from rdmaconnect import deadline, reception, ways
 from rdmaconnect.abi import QpType
-from rdmaconnect.connect import Terms, make_terms
 from rdmaconnect.device import Port
-from rdmaconnect.driver import Call, Story
+from rdmaconnect.driver import Call, Story, Wait
 from rdmaconnect.endpoint import Options, RemoteRegion
 from rdmaconnect.errors import PeerClosed
 from rdmaconnect.handshake import Handshake
-from rdmaconnect.listener import Reception
 from rdmaconnect.messages import Message
 from rdmaconnect.path import Path, narrow
+from rdmaconnect.reception import Reception
+from rdmaconnect.terms import Terms, make_terms
 from rdmaconnect.wire import decode
 
 #: the package offers functions of the same names
@@ -166,7 +166,7 @@ class Channel:
         return []
 
     def wait(self, deadline: Any) -> Any:
-        return listener.Wait((), deadline, 0)
+        return Wait((), deadline, 0)
 
     def settle(self) -> None:
         self.settled = True
@@ -335,8 +335,8 @@ def tell(net: Net, *tellers: Teller, most: int = 50_000) -> None:
 def install(patch: pytest.MonkeyPatch, net: Callable[[], Net], here: Host, there: Host) -> None:
     """Put hosts and network in the place of the real ones: ``here`` connects, ``there`` listens."""
     patch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: net().now))
-    for module in (connect, listener, meet):
-        host = there if module is listener else here
+    for module in (ways, reception, meet):
+        host = there if module is reception else here
         patch.setattr(module, "Prepared", Prepared)
         if module is not meet:
             patch.setattr(module, "rank_ports", host.rank)
@@ -345,7 +345,7 @@ def install(patch: pytest.MonkeyPatch, net: Callable[[], Net], here: Host, there
         patch.setattr(module, "Channel", lambda url, max_frame, keys=None: Channel(net(), url))
         # ids that are the same in every run
         patch.setattr(module, "secrets", SimpleNamespace(token_bytes=lambda size: net().chance.randbytes(size)))
-    for module in (listener, meet):
+    for module in (reception, meet):
         patch.setattr(module, "Service", lambda url, max_frame, keys=None: Service(net(), url))
 
 

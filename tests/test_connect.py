@@ -13,14 +13,15 @@ import pytest
 from fakes import Channel, FakeListener, Front, Host, Net, Teller, connect, install, joined, tell, terms
 from samples import V1, V2, gid, port
 
-from rdmaconnect import listener as listener_module
-from rdmaconnect.connect import connect_story, make_terms, parse_qp_type
+from rdmaconnect import half, reception, ways
+from rdmaconnect.connect import connect_story
 from rdmaconnect.deadline import Deadline
 from rdmaconnect.driver import arun
 from rdmaconnect.endpoint import Gid
 from rdmaconnect.errors import ConnectTimeout, DeviceError, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
-from rdmaconnect.messages import Bye, Hello, Ready, Reject, Reply
+from rdmaconnect.messages import Bye, Hello, Ready, Reject, Reply, Target
 from rdmaconnect.path import Path
+from rdmaconnect.terms import check_count, make_terms, parse_qp_type
 from rdmaconnect.wire import encode
 
 PEER = "127.0.0.1:1001"
@@ -133,7 +134,7 @@ def test_a_thousand_queue_pairs_cost_one_exchange(world: World) -> None:
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
-@pytest.mark.parametrize("number", sorted(connect.PATH_ERRNOS))
+@pytest.mark.parametrize("number", sorted(ways.PATH_ERRNOS))
 def test_where_rtr_fails_on_either_side_the_next_pair_is_tried(world: World, side: str, number: int) -> None:
     getattr(world, side).to_rtr = fails(ONE, ONE[::-1], number=number)
     connecting, accepting = world.both()
@@ -168,7 +169,7 @@ def test_each_way_is_tried_once_and_then_it_ends_with_all_that_was_tried(world: 
 def test_a_peer_that_does_not_use_what_was_wanted_does_not_make_it_try_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "narrow", lambda port, gid: port)
+    monkeypatch.setattr(half, "narrow", lambda port, gid: port)
     world.here.to_rtr = fails()
     connecting, _ = world.both()
     assert isinstance(connecting.error, ModifyError)
@@ -278,7 +279,7 @@ def test_a_target_that_the_listener_does_not_have_is_refused_in_words(world: Wor
     while not world.net.channels or not world.net.channels[0].out:
         connecting.step()
     hello = world.net.of(Hello)[0]
-    target = connect.Target("rxe5", 1, None, None)
+    target = Target("rxe5", 1, None, None)
     stranger = Channel(world.net, URL)
     stranger.send(encode(Hello(b"s" * 16, hello.ends, hello.wish, {}, target=target)))
     world.net.channels[0].out.clear()
@@ -319,7 +320,7 @@ def test_bytes_that_are_no_message_are_answered_with_a_reject(world: World) -> N
 
 
 def test_half_open_connections_are_bounded_in_number_and_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener_module, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(reception, "HALF_OPEN_MAX", 3)
     listening = world.listen()
     accepting, asked = Teller(listening._accept(None, tolerant=True)), world.connect()
     while not world.net.channels or not world.net.channels[0].out:
@@ -336,7 +337,7 @@ def test_half_open_connections_are_bounded_in_number_and_time(world: World, monk
         assert len(listening._halves) == min(number + 1, 3)
     first = [reject.why for reject in world.net.of(Reject)]
     assert "3 connections are half open: this one was the oldest." in first
-    world.net.now += listener_module.HALF_OPEN_S + listener_module.HALF_OPEN_EACH_S
+    world.net.now += half.HALF_OPEN_S + half.HALF_OPEN_EACH_S
     for _ in range(5):
         accepting.step()
     assert listening._halves == []
@@ -432,8 +433,8 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
         make_terms("RC", {}, None, bytes(4097), **plain)
     for count in (0, -1, 4097):
         with pytest.raises(ValueError, match=f"count is {count}: give 1 to 4096"):
-            connect.check_count(count)
-    assert (connect.check_count(None), connect.check_count(4096)) == (1, 4096)
+            check_count(count)
+    assert (check_count(None), connect.check_count(4096)) == (1, 4096)
     made = make_terms("RC", {}, None, b"", **plain | {"secret": "a secret of one job"})
     assert made.keys is not None
     assert made.keys.secret.decode() not in repr(made)
@@ -444,6 +445,6 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
 )
 def test_more_can_be_said_on_any_error(error: RdmaConnectError) -> None:
     before = str(error)
-    connect._say_more(error, "Tried before: this.")
+    ways._say_more(error, "Tried before: this.")
     assert str(error) == f"{before} Tried before: this."
     assert str(error) in repr(error) or isinstance(error, OSError)

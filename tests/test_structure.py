@@ -24,7 +24,8 @@ CHANNEL = {"curve", "oob"}
 FLOOR = {"errors", "abi", "verbs", "deadline", "driver", "handle"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
-    "engine", "prepare", "talk", "middle", "connection", "probe", "connect", "listener", "meet", "mesh", "diagnose",
+    "engine", "prepare", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect", "half",
+    "reception", "listener", "meet", "mesh", "diagnose",
     "pingpong", "cli", "__main__", "__init__",
 }  # fmt: skip
 #: the objects of libibverbs: every room that is none of the others; a new front must be named above
