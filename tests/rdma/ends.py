@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,8 @@ from rdmaconnect.queuepair import QueuePair, RecvRequest
 from rdmaconnect.queuepair_ex import QueuePairEx
 
 SIZE = 2 * mmap.PAGESIZE
+#: the running kernel, (major, minor): rxe has grown
+KERNEL = tuple(int(part) for part in os.uname().release.split("-")[0].split("+")[0].split(".")[:2])
 QKEY = 0x11223344
 #: what a queue pair of each type lets its peer do
 ACCESS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import time
 from collections.abc import Iterator
@@ -89,17 +90,17 @@ def test_attributes_change_without_a_change_of_state(new: End) -> None:
     assert new.qp.query().qp_access_flags == AccessFlags.REMOTE_WRITE
 
 
-def test_a_live_queue_pair_changes_what_it_allows(rc: End) -> None:
-    rc.qp.modify({"min_rnr_timer": 30, "qp_access_flags": AccessFlags.REMOTE_WRITE})
-    attr = rc.qp.query()
-    assert (attr.qp_state, attr.min_rnr_timer, attr.qp_access_flags) == (S.RTS, 30, AccessFlags.REMOTE_WRITE)
-    rc.qp.post_send(SendRequest().rdma_write(1, rc.region(0, 4), inline=b"yes!"))
-    rc.wait()
-    rc.qp.modify({"qp_access_flags": AccessFlags(0)})
-    rc.qp.post_send(SendRequest().rdma_write(2, rc.region(0, 4), inline=b"no!!"))
-    # it is its own peer: as the one that answers it goes to ERR first
-    rc.wait(1, WcStatus.REM_ACCESS_ERR, WcStatus.REM_INV_REQ_ERR, WcStatus.WR_FLUSH_ERR)
-    assert rc.memory[:4] == b"yes!"
+def test_a_live_queue_pair_changes_what_it_allows(node1: Node, node2: Node) -> None:
+    with joined(node1, node2, RC) as (here, there):
+        there.qp.modify({"min_rnr_timer": 30, "qp_access_flags": AccessFlags.REMOTE_WRITE})
+        attr = there.qp.query()
+        assert (attr.qp_state, attr.min_rnr_timer, attr.qp_access_flags) == (S.RTS, 30, AccessFlags.REMOTE_WRITE)
+        here.qp.post_send(SendRequest().rdma_write(1, there.region(0, 4), inline=b"yes!"))
+        here.wait()
+        there.qp.modify({"qp_access_flags": AccessFlags(0)})
+        here.qp.post_send(SendRequest().rdma_write(2, there.region(0, 4), inline=b"no!!"))
+        here.wait(1, WcStatus.REM_ACCESS_ERR, WcStatus.REM_INV_REQ_ERR)
+        assert there.memory[:4] == b"yes!"
 
 
 def drained(end: End) -> None:
@@ -108,22 +109,23 @@ def drained(end: End) -> None:
         assert time.monotonic() < limit
 
 
-def test_sqd_drains_lets_everything_be_changed_and_goes_on(rc: End) -> None:
-    rc.qp.modify({"qp_state": S.SQD, "en_sqd_async_notify": 1})
-    assert rc.qp.query().qp_state == rc.qp.state == S.SQD
-    drained(rc)
-    changed = {"timeout": 10, "retry_cnt": 3, "rnr_retry": 2, "max_rd_atomic": 2, "max_dest_rd_atomic": 2}
-    changed |= {"min_rnr_timer": 7, "pkey_index": 0, "port_num": 1, "qp_access_flags": AccessFlags.REMOTE_WRITE}
-    path = AhAttr(port_num=1, is_global=1, dgid=rc.gid.gid.raw, sgid_index=rc.gid.gid_index, traffic_class=0x20)
-    rc.node.call(rc.qp.modify, {**changed, "ah_attr": path})
-    attr = rc.qp.query()
-    assert {name: getattr(attr, name) for name in changed} == changed
-    assert attr.ah_attr.traffic_class == 0x20
-    rc.qp.modify({"qp_state": S.RTS, "cur_qp_state": S.SQD})
-    assert rc.qp.query().qp_state == rc.qp.state == S.RTS
-    rc.qp.post_send(SendRequest().rdma_write(1, rc.region(0, 4), inline=b"on!!"))
-    rc.wait()
-    assert rc.memory[:4] == b"on!!"
+def test_sqd_drains_lets_everything_be_changed_and_goes_on(node1: Node, node2: Node) -> None:
+    with joined(node1, node2, RC) as (here, there):
+        here.qp.modify({"qp_state": S.SQD, "en_sqd_async_notify": 1})
+        assert here.qp.query().qp_state == here.qp.state == S.SQD
+        drained(here)
+        changed = {"timeout": 17, "retry_cnt": 6, "rnr_retry": 2, "max_rd_atomic": 2, "max_dest_rd_atomic": 2}
+        changed |= {"min_rnr_timer": 7, "pkey_index": 0, "port_num": 1, "qp_access_flags": AccessFlags.REMOTE_WRITE}
+        path = dataclasses.replace(here.path_to(there), traffic_class=0x20)
+        node1.call(here.qp.modify, {**changed, "ah_attr": path})
+        attr = here.qp.query()
+        assert {name: getattr(attr, name) for name in changed} == changed
+        assert attr.ah_attr.traffic_class == 0x20
+        here.qp.modify({"qp_state": S.RTS, "cur_qp_state": S.SQD})
+        assert here.qp.query().qp_state == here.qp.state == S.RTS
+        here.qp.post_send(SendRequest().rdma_write(1, there.region(0, 4), inline=b"on!!"))
+        here.wait()
+        assert there.memory[:4] == b"on!!"
 
 
 def test_the_present_state_can_be_named(rc: End) -> None:

@@ -35,6 +35,15 @@ def context(pd: PD) -> Context:
     return pd.context
 
 
+@pytest.fixture
+def odp(node1: Node) -> None:
+    """For tests of on-demand memory."""
+    with open_device(node1.device) as context:
+        caps = context.query_device().odp_caps
+    if caps is None or not caps.general_caps:
+        pytest.skip("this kernel's rxe has no on-demand paging")
+
+
 def test_alloc_and_dealloc_pd(context: Context) -> None:
     domain = PD(context)
     assert domain.pointer.contents.handle != 0
@@ -87,18 +96,22 @@ def send(here: End, there: End, here_mr: MR, there_mr: MR, data: bytes = b"sixte
 # __rxe_odp_mr_copy adds none). So what is asked for here begins there, and what UD receives, behind a header, does not.
 @pytest.mark.parametrize("qp_type", [RC, UD], ids=str)
 @pytest.mark.parametrize("access", [ON_DEMAND, RELAXED], ids=["odp", "ro"])
-def test_traffic(node1: Node, node2: Node, access: AccessFlags, qp_type: QpType) -> None:
+def test_traffic(
+    request: pytest.FixtureRequest, node1: Node, node2: Node, access: AccessFlags, qp_type: QpType
+) -> None:
+    if access == ON_DEMAND:
+        request.getfixturevalue("odp")
     with joined(node1, node2, qp_type, access=access) as (here, there), MR(there.pd, there.memory) as plain:
         into = plain if (access, qp_type) == (ON_DEMAND, UD) else there.mr
         assert send(here, there, here.mr, into) == b"sixteen bytes..."
 
 
-def test_odp_rc_srq_traffic(node1: Node, node2: Node) -> None:
+def test_odp_rc_srq_traffic(odp: None, node1: Node, node2: Node) -> None:
     with joined(node1, node2, RC, access=ON_DEMAND, srq=lambda pd: SRQ(pd, 4)) as (here, there):
         assert send(here, there, here.mr, there.mr) == b"sixteen bytes..."
 
 
-def test_odp_rc_rdma_write_read_and_atomics(node1: Node, node2: Node) -> None:
+def test_odp_rc_rdma_write_read_and_atomics(odp: None, node1: Node, node2: Node) -> None:
     with joined(node1, node2, RC, access=ON_DEMAND) as (here, there):
         here.memory[:8] = (7).to_bytes(8, "little")
         region, piece, other = there.region(4096, 8), here.mr.sge(0, 8), here.mr.sge(4096, 8)
@@ -155,7 +168,7 @@ def test_dmabufs_and_advice_are_said_to_be_lacking(pd: PD) -> None:
     with pytest.raises(ValueError, match="0 bytes"):
         MR(pd, Dmabuf(0, 0))
     match = r"advise on memory: ibv_advise_mr: EOPNOTSUPP.*rxe since rdma-core 59"
-    with MR(pd, mmap.mmap(-1, 4096), ON_DEMAND) as mr, pytest.raises(LibraryError, match=match):
+    with MR(pd, mmap.mmap(-1, 4096)) as mr, pytest.raises(LibraryError, match=match):
         mr.advise(AdviseMrAdvice.PREFETCH_WRITE, AdviseMrFlags.FLUSH)
 
 
