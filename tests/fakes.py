@@ -341,6 +341,7 @@ def install(patch: pytest.MonkeyPatch, net: Callable[[], Net], here: Host, there
         if module is not meet:
             patch.setattr(module, "rank_ports", host.rank)
         patch.setattr(module, "open_device", host.context)
+    patch.setattr(connect, "Prepared", Prepared)
     for module in (connect, meet):
         patch.setattr(module, "Channel", lambda url, max_frame, keys=None: Channel(net(), url))
         # ids that are the same in every run
