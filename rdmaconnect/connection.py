@@ -219,7 +219,7 @@ class AsyncConnection(Middle):
 
     async def close(self) -> None:
         """See :meth:`Connection.close`."""
-        self._close()
+        await arun(self._closing())
 
     async def __aenter__(self) -> AsyncConnection:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import Future
 
 from .address import AddressHandle
 from .deadline import Deadline
@@ -53,6 +54,8 @@ class Half:
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
         self.made: list[Middle] = []
+        #: the answer to its hello, while that is being made
+        self.answering: Future[None] | None = None
         #: whether its first message belongs to a conversation that is over
         self.stray = False
         #: held while it is moved on: accept may be called several times at once
@@ -61,6 +64,11 @@ class Half:
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
         self._answered_after_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether its answer is being made: until that is done the half is not to be touched."""
+        return self.answering is not None and not self.answering.done()
 
     @property
     def hello(self) -> Hello:

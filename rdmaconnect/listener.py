@@ -63,7 +63,7 @@ class AsyncListener(Reception[AsyncConnection]):
 
     async def close(self) -> None:
         """See :meth:`Listener.close`."""
-        self._close()
+        await arun(self._closing())
 
     async def __aiter__(self) -> AsyncIterator[AsyncConnection]:
         while not self._closed:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .address import AddressHandle, UdAddress
 from .deadline import Deadline
-from .driver import Story, Wait
+from .driver import Call, Story, Wait
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from .engine import Lane, Sent, Source
 from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
@@ -314,6 +314,9 @@ class Middle:
         if self._wire.left is not None or self._lane.broken is not None:
             return self._over("use the connection", self._lane.broken)
         return None
+
+    def _closing(self) -> Story[None]:
+        yield Call(self._close)
 
     def _close(self) -> None:
         with self._engine.lock:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
+import threading
 import weakref
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic
 
@@ -35,6 +38,8 @@ __all__ = ["Reception"]
 
 log = logging.getLogger("rdmaconnect")
 
+#: peers that are answered at the same time
+ANSWERS_MAX = 16
 #: half-open connections that a listener keeps at most
 HALF_OPEN_MAX = 128
 _SLICE_MS = 50
@@ -66,6 +71,10 @@ class Reception(Generic[M]):
         self._live: weakref.WeakValueDictionary[bytes, Middle] = weakref.WeakValueDictionary()
         self._awaited: set[bytes] = set()
         self._shared: Prepared | None = None
+        self._sharing = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        #: an event for whoever waits in accept, when an answer is made
+        self._answered = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self.url = self._service.url
         if terms.keys is None and not self.url.startswith(("tcp://127.", "tcp://[::1]")):
@@ -92,7 +101,7 @@ class Reception(Generic[M]):
         while True:
             if self._closed:
                 raise StateError(f"the listener on {self.url} is closed.")
-            for half, error in (yield from self._advance()):
+            for half, error in self._advance():
                 words = f"{half.line.address or 'a peer'}: {error}"
                 log.warning("accept on %s: %s", self.url, words)
                 failures.append(words)
@@ -101,30 +110,39 @@ class Reception(Generic[M]):
             with contextlib.suppress(IndexError):  # nobody, or another thread was faster
                 return self._ready.popleft()
             if deadline.left_s <= 0:
-                seen = "; ".join(failures[-3:]) or "nobody asked" * (not self._halves)
-                raise deadline.exceeded(f"accept on {self.url}", f"Failed with {seen}" if failures else seen)
+                raise deadline.exceeded(f"accept on {self.url}", self._seen(failures))
             yield self._wait(deadline)
 
-    def _wait(self, deadline: Deadline) -> Wait:
-        fds = [fd for half in self._halves for fd in half.fds()]
-        return Wait((*self._service.filenos(), *fds), deadline, _SLICE_MS)
+    def _seen(self, failures: list[str]) -> str:
+        """Whom an accept in vain has seen."""
+        if failures:
+            return f"Failed with {'; '.join(failures[-3:])}"
+        waiting = [f"{half.line.address or 'a peer'} ({half.handshake.state.value})" for half in self._halves]
+        return f"Not finished with {', '.join(waiting[-3:])}" if waiting else "nobody asked"
 
-    def _advance(self) -> Story[list[tuple[Half, RdmaConnectError]]]:
+    def _wait(self, deadline: Deadline) -> Wait:
+        fds = [fd for half in self._halves if not half.busy for fd in half.fds()]
+        return Wait((*self._service.filenos(), self._answered, *fds), deadline, _SLICE_MS)
+
+    def _advance(self) -> list[tuple[Half, RdmaConnectError]]:
         """Move every half-open connection as far as its messages go; those that fail are given out."""
+        with contextlib.suppress(OSError):
+            os.eventfd_read(self._answered)
         self._welcome()
         failed: list[tuple[Half, RdmaConnectError]] = []
         for half in list(self._halves):
             if not half.turn.acquire(blocking=False):
                 continue  # another call of accept or reconnect is at it
             try:
-                if half in self._halves and (yield from self._step(half)):
+                if half in self._halves and self._step(half):
                     self._halves.remove(half)
             except (RdmaConnectError, OSError, ValueError) as e:
                 error = e if isinstance(e, RdmaConnectError) else StateError(f"accept: {e}")
                 self._drop(half, error)
                 failed.append((half, error))
             except BaseException as e:
-                self._drop(half, e)
+                if not half.busy:
+                    self._drop(half, e)
                 raise
             finally:
                 half.turn.release()
@@ -137,13 +155,21 @@ class Reception(Generic[M]):
 
     def _welcome(self) -> None:
         while (line := self._service.accept()) is not None:
-            if len(self._halves) >= HALF_OPEN_MAX:
-                oldest = next((half for half in self._halves if half.turn.acquire(blocking=False)), self._halves[0])
-                self._drop(oldest, StateError(f"{HALF_OPEN_MAX} connections are half open: this one was the oldest."))
             self._halves.append(Half(line, self._front))
+        for half in self._halves[: max(0, len(self._halves) - HALF_OPEN_MAX)]:
+            if not half.busy and half.turn.acquire(blocking=False):
+                try:
+                    words = f"{HALF_OPEN_MAX} connections are half open: this one was the oldest."
+                    self._drop(half, StateError(words))
+                finally:
+                    half.turn.release()
 
-    def _step(self, half: Half) -> Story[bool]:
-        """Whether the half has become a whole."""
+    def _step(self, half: Half) -> bool:
+        """Whether the half has become a whole. Does not block."""
+        if half.busy:
+            return False
+        if half.answering is not None:
+            half.answering = half.answering.result()  # that is None, or the reason why it failed is raised
         before = half.handshake.state
         state = half.listen()
         if half.stray:
@@ -155,8 +181,9 @@ class Reception(Generic[M]):
                 held._wire.left = "the peer connects anew: call reconnect()."
                 half.deadline.check("accept: wait for reconnect()", "The connection that it replaces is still held.")
                 return False
-            yield from self._answer(half)
-        elif state is State.JOINED:
+            half.answering = self._begin(partial(self._answer, half))
+            return False
+        if state is State.JOINED:
             if before is not State.JOINED:
                 half.join(self._held(half))
             if half.proven():
@@ -183,7 +210,16 @@ class Reception(Generic[M]):
         if again and prev is not None:
             self._awaited.discard(prev)
 
-    def _answer(self, half: Half) -> Story[None]:
+    def _begin(self, job: Callable[[], None]) -> Future[None]:
+        """Do it in a thread: a peer that cannot be reached holds that up for seconds, and nobody else."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(ANSWERS_MAX, "rdmaconnect-accept")
+        future = self._pool.submit(job)
+        future.add_done_callback(lambda _: os.eventfd_write(self._answered, 1))
+        return future
+
+    def _answer(self, half: Half) -> None:
+        """Prepare, agree, go to RTR and reply. Blocks."""
         hello = half.hello
         theirs = hello.ends[0]
         log.debug("hello: from %s, %d x %s", half.line.address, len(hello.ends), theirs)
@@ -194,11 +230,10 @@ class Reception(Generic[M]):
             raise StateError("this side listens, it does not meet(): call connect().")
         again = self._held(half)
         if again is not None:
-            yield Call(partial(half.answer, again._prepared, self._terms, (again._prepared.address,)))
+            half.answer(again._prepared, self._terms, (again._prepared.address,))
             return
-        ports = yield Call(partial(self._ports, half))
-        prepared = yield Call(partial(self._prepare, half, ports), undo=self._unprepare)
-        yield Call(partial(half.answer, prepared, self._terms, half.ports))
+        prepared = self._prepare(half, self._ports(half))
+        half.answer(prepared, self._terms, half.ports)
 
     def _ports(self, half: Half) -> list[Port]:
         ports = rank_ports(self._terms.options, _peer_host(half.line.address))
@@ -223,18 +258,15 @@ class Reception(Generic[M]):
                 raise DeviceError(f"use {wanted[0]} port {wanted[1]}, which the peer wants: it cannot be used here.")
             port = named[0]
         qp_type = hello.ends[0].qp_type
-        if self._shared is not None and qp_type is QpType.UD and not self._shared.engine.closed:
-            return self._shared
         terms = self._terms
-        prepared = Prepared(open_device(port.device), port, qp_type, terms.options, terms.regions, len(hello.ends))
-        if self._share_ud and qp_type is QpType.UD:
-            self._shared = prepared
-            prepared.lend()
-        return prepared
-
-    def _unprepare(self, prepared: Prepared) -> None:
-        if prepared is not self._shared:
-            prepared.close()
+        make = partial(Prepared, port=port, qp_type=qp_type, options=terms.options, regions=terms.regions)
+        if not (self._share_ud and qp_type is QpType.UD):
+            return make(open_device(port.device), count=len(hello.ends))
+        with self._sharing:
+            if self._shared is None or self._shared.engine.closed:
+                self._shared = make(open_device(port.device), count=len(hello.ends))
+                self._shared.lend()
+            return self._shared
 
     def _await_again(self, connection: Middle, deadline_s: float | None) -> Story[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
@@ -248,7 +280,7 @@ class Reception(Generic[M]):
         self._awaited.add(prev)
         try:
             while prev in self._awaited:
-                for half, error in (yield from self._advance()):
+                for half, error in self._advance():
                     log.warning("reconnect on %s: %s: %s", self.url, half.line.address, error)
                 if prev in self._awaited:
                     deadline.check(f"reconnect on {self.url}", "The peer did not connect anew.")
@@ -256,9 +288,14 @@ class Reception(Generic[M]):
         finally:
             self._awaited.discard(prev)
 
+    def _closing(self) -> Story[None]:
+        yield Call(self._close)
+
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
             for half in self._halves:
                 half.fail(StateError("the listener was closed."))
             self._halves.clear()
@@ -268,6 +305,7 @@ class Reception(Generic[M]):
             if self._shared is not None:
                 self._shared.close()
             self._service.close()
+            os.close(self._answered)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"

@@ -7,6 +7,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rdmaconnect.endpoint import Gid
 from rdmaconnect.errors import ConnectTimeout, DeviceError, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
 from rdmaconnect.messages import Bye, Hello, Ready, Reject, Reply, Target
 from rdmaconnect.path import Path
+from rdmaconnect.reception import Reception
 from rdmaconnect.terms import check_count, make_terms, parse_qp_type
 from rdmaconnect.wire import encode
 
@@ -345,6 +347,42 @@ def test_half_open_connections_are_bounded_in_number_and_time(world: World, monk
     assert not accepting.done
     accepting.story.close()
     assert world.there.all_freed()
+
+
+def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(world: World) -> None:
+    reached, first = threading.Event(), threading.Event()
+
+    def to_rtr(path: Path) -> None:
+        if not first.is_set():
+            first.set()
+            assert reached.wait(30)
+
+    world.there.to_rtr = to_rtr
+    listening = world.listen()
+    listening._begin = partial(Reception._begin, listening)  # type: ignore[method-assign]
+    slow, accepting = world.connect(), [Teller(listening._accept(None, tolerant=False)) for _ in range(2)]
+    while not first.is_set():
+        world.net.carry()
+        for teller in (slow, accepting[0]):
+            teller.step()
+    fast = world.connect()
+    while not any(teller.done for teller in accepting):
+        world.net.carry()
+        for teller in (slow, fast, *accepting):
+            if not teller.done:
+                teller.step()
+        time.sleep(0.001)
+    assert not slow.done
+    assert "Not finished with" in listening._seen([])
+    reached.set()
+    while not all(teller.done for teller in (slow, fast, *accepting)):
+        world.net.carry()
+        for teller in (slow, fast, *accepting):
+            if not teller.done:
+                teller.step()
+        time.sleep(0.001)
+    assert [teller.error for teller in (slow, fast, *accepting)] == [None] * 4
+    listening._close()
 
 
 def test_several_accepts_at_once_each_get_a_connection(world: World) -> None:
