@@ -251,7 +251,7 @@ def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> 
 def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None) -> Story[None]:
     """Reconnect, on the side that called: the same queue pair, a new hello."""
     deadline = Deadline(deadline_s, ConnectTimeout)
-    prev = connection._wire.id
+    prev = connection._known_as
     connection._part()
     prepared = connection._prepared
     yield Call(prepared.lanes[0].restart)
@@ -262,4 +262,4 @@ def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None)
         channel.close()
         raise
     connection._join(joints[0])
-    yield from prove([connection], terms, deadline)
+    yield from prove([connection], terms, deadline, again=True)

@@ -63,6 +63,7 @@ class Half:
         self._paths: list[Path] = []
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
+        self._again = False
         self._answered_after_s = 0.0
 
     @property
@@ -118,6 +119,7 @@ class Half:
             Joint(end, path, wire, hello.regions, hello.private_data, ah)
             for end, path, ah in zip(hello.ends, self._paths, self._handles, strict=True)
         ]
+        self._again = waiting is not None
         if waiting is not None:
             waiting._join(joints[0])
             self.made = [waiting]
@@ -155,7 +157,7 @@ class Half:
         if self._prober is not None:
             self._prober.close()
         if self.made:
-            abandon(self.made, error)
+            abandon(self.made, error, again=self._again)
         elif not isinstance(error, PeerRejected) and self.handshake.state is not State.CLOSED:
             helps = isinstance(error, PeerMismatch | ModifyError | DeviceError)
             try:

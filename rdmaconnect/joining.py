@@ -76,8 +76,8 @@ def reject_of(
     return Reject(handshake.id or NO_ID, stage, number if isinstance(number, int) else 0, words, ports)
 
 
-def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline) -> Story[None]:
-    """Prove the data path if the hello asked for it; close everything if it fails."""
+def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bool = False) -> Story[None]:
+    """Prove the data path if the hello asked for it; see :func:`abandon` for when it fails."""
     try:
         if terms.options.probe:
             prober = Prober(made, deadline)
@@ -87,14 +87,18 @@ def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline) -> Story[Non
                 prober.close()
             log.debug("proven: the peer has our probes, and we its")
     except BaseException as e:
-        abandon(made, e)
+        abandon(made, e, again=again)
         raise
+    for connection in made:
+        connection._known_as = connection._wire.id
 
 
-def abandon(made: Sequence[Middle], error: BaseException) -> None:
-    """Tell the peer why the proof failed, and close everything."""
+def abandon(made: Sequence[Middle], error: BaseException, *, again: bool = False) -> None:
+    """Tell the peer why the proof failed, and close everything; what was connected ``again`` can be so once more."""
     wire = made[0]._wire
     if wire.left is None and not isinstance(error, PeerRejected):
         wire.give_up(reject_of(wire.handshake, error, "prove the data path"))
+    wire.left = wire.left or str(error)
     for connection in made:
-        connection._close()
+        if not again:
+            connection._close()

@@ -65,6 +65,8 @@ class Middle:
         self._closed = False
         self._again: Callable[[Middle, float | None], Story[None]] | None = None
         self._join(joint)
+        #: the id by which the peer knows it: of the last exchange that came to an end
+        self._known_as = joint.wire.id
 
     def _join(self, joint: Joint) -> None:
         """Take the place of one end of a connection that both sides have agreed on."""

@@ -203,6 +203,7 @@ class Reception(Generic[M]):
         made = half.done()
         for connection in made:
             self._live[half.hello.id] = connection
+            connection._known_as = half.hello.id
             if len(made) == 1 and not self._share_ud:
                 connection._again = self._await_again
             if not again:
@@ -271,7 +272,7 @@ class Reception(Generic[M]):
     def _await_again(self, connection: Middle, deadline_s: float | None) -> Story[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
         deadline = Deadline(deadline_s, ConnectTimeout)
-        prev = connection._wire.id
+        prev = connection._known_as
         if self._service.closed:
             raise StateError(f"reconnect: the listener on {self.url} is closed. Listen and accept anew.")
         connection._part()
@@ -282,6 +283,9 @@ class Reception(Generic[M]):
             while prev in self._awaited:
                 for half, error in self._advance():
                     log.warning("reconnect on %s: %s: %s", self.url, half.line.address, error)
+                    if half.prepared is connection._prepared:
+                        connection._part()
+                        yield Call(connection._lane.restart)
                 if prev in self._awaited:
                     deadline.check(f"reconnect on {self.url}", "The peer did not connect anew.")
                     yield self._wait(deadline)

@@ -231,7 +231,7 @@ def test_a_stranger_is_told_what_is_wrong(node1: Node, node2: Node, frame: bytes
 def test_a_half_open_connection_ends_when_the_peer_does_not_go_on(
     node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["rdmaconnect.listener"], "HALF_OPEN_S", 2.0)
+    monkeypatch.setattr(sys.modules["rdmaconnect.half"], "HALF_OPEN_S", 2.0)
 
     def hello() -> bytes:
         with rdmaconnect.device.open_device(node1.device) as context:

@@ -185,3 +185,42 @@ def test_a_network_that_carries_less_than_the_path_mtu_is_told_apart(node1: Node
         for end in (here, there):
             with pytest.raises(RdmaConnectError, match=r"carries less than path_mtu 4096"):
                 end.result(PATIENCE * 2)
+
+
+def test_reconnect_whose_proof_fails_can_be_tried_again(node1: Node, node2: Node) -> None:
+    with connected(node1, node2) as (here, there):
+        with lost(node1, *ROCE), lost(node2, *ROCE):
+            waiting = node2.start(there.reconnect, deadline_s=PATIENCE)
+            with pytest.raises(RdmaConnectError, match="4791"):
+                node1.call(here.reconnect, deadline_s=PATIENCE)
+            assert not here.closed
+            assert here.lost is not None
+        node1.call(here.reconnect, deadline_s=PATIENCE)
+        waiting.result(PATIENCE)
+        here.send(b"at last")
+        assert there.recv(deadline_s=PATIENCE) == b"at last"
+
+
+def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(node1: Node, node2: Node) -> None:
+    """To move to RTR toward an address that does not answer takes a second; the next connector does not wait for it."""
+    with extra_address(node1, "172.31.0.1/24"), node2.listening() as listener:
+        index = node1.call(_index_of, node1.device, "172.31.0.1")
+        done: list[str] = []
+        there = node2.start(listener.accept, deadline_s=PATIENCE)
+        slow = node1.connect(listener.url, gid_index=index)
+        slow.add_done_callback(lambda _: done.append("slow"))
+        time.sleep(0.3)
+        with node1.connect(listener.url).result(PATIENCE):
+            done.append("fast")
+            there.result(PATIENCE).close()
+        with contextlib.suppress(ConnectTimeout):
+            node2.call(listener.accept, deadline_s=5)
+        with pytest.raises(RdmaConnectError, match="ETIMEDOUT"):
+            slow.result(PATIENCE)
+        assert done == ["fast", "slow"]
+
+
+def _index_of(device: str, address: str) -> int:
+    with rdmaconnect.device.open_device(device) as context:
+        wanted = rdmaconnect.Gid.parse(address)
+        return next(g.gid_index for p in context.ports() for g in p.gids if g.gid == wanted)
