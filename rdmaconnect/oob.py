@@ -250,7 +250,8 @@ class Channel(_Wire):
                 if self._meetings > 1 and self._said is not None and not self._settled:
                     self._socket.send(self._said, zmq.NOBLOCK)  # a new process there has not heard it
             elif kind == zmq.EVENT_CONNECT_RETRIED and not self._hung_up and "did not" not in self._seen:
-                self._seen = "nothing listens there, or a firewall drops the packets"
+                gone = "it was there and is gone: its process ended, and nothing listens there now"
+                self._seen = gone if self._meetings else "nothing listens there, or a firewall drops the packets"
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._disconnected()
             elif kind not in (zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CLOSED):

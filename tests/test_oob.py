@@ -450,7 +450,7 @@ def test_once_settled_a_listener_that_is_gone_is_the_end(settled: bool) -> None:
             with pytest.raises(PeerClosed, match=r"the peer at tcp://.* is gone: its process ended, or the network to"):
                 until(made.recv, made)
         else:
-            assert "nothing listens there" in patience(made, 0.3)
+            assert "it was there and is gone: its process ended, and nothing listens there now" in patience(made, 0.3)
 
 
 def test_once_settled_nothing_is_said_again() -> None:
