@@ -40,6 +40,10 @@ class Owned:
         parents: what must outlive it; each is kept alive, and closes this one first.
     """
 
+    # until a constructor has come so far
+    _pointer: Any = None
+    name = "(not made)"
+
     def __init__(self, pointer: Any, name: str, parents: tuple[Owned, ...] = ()) -> None:
         self._pointer = pointer
         self.name = name
@@ -105,7 +109,7 @@ class Owned:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_pointer", None) is not None and self._made_in == _generation:
+        if self._pointer is not None and self._made_in == _generation:
             warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:

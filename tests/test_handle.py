@@ -175,3 +175,15 @@ def test_each_kind_must_say_how_it_is_freed() -> None:
     with pytest.raises(NotImplementedError):
         thing.close()
     thing._pointer = None
+
+
+def test_an_object_whose_constructor_failed_can_be_shown_and_closed() -> None:
+    class Failing(Owned):
+        def __init__(self) -> None:
+            raise ValueError
+
+    half = Failing.__new__(Failing)
+    assert repr(half) == "<Failing (not made) closed>"
+    half.close()
+    with pytest.raises(StateError, match=r"\(not made\) is closed"):
+        half.pointer  # noqa: B018
