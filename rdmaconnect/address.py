@@ -7,6 +7,7 @@ from typing import Any
 
 from . import verbs
 from .abi import ibv_ah_attr, ibv_grh, ibv_wc
+from .buffers import hold
 from .device import Context
 from .handle import Owned
 from .memory import PD
@@ -72,10 +73,11 @@ def _wc(wc: Any) -> ibv_wc:
 
 
 def _grh(buffer: Any) -> ibv_grh:
-    head = memoryview(buffer).cast("B")[:GRH_BYTES]
-    if len(head) < GRH_BYTES:
-        raise ValueError(f"a buffer of {len(head)} bytes has no room for a GRH: give the first {GRH_BYTES} received")
-    return ibv_grh.from_buffer_copy(head)
+    with hold(buffer) as held:
+        if held.length < GRH_BYTES:
+            what = f"a buffer of {held.length} bytes has no room for a GRH"
+            raise ValueError(f"{what}: give the first {GRH_BYTES} received")
+        return ibv_grh.from_buffer_copy(held.view[:GRH_BYTES])
 
 
 class AddressHandle(Owned):

@@ -28,8 +28,8 @@ class Connection(Middle):
         network loses, is lost silently.
 
         Args:
-            data: bytes-like, or an :class:`MR` of this connection, which is sent without a copy; at most
-                ``peer.recv_size`` bytes, and over UD the path MTU.
+            data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is sent without a
+                copy; at most ``peer.recv_size`` bytes, and over UD the path MTU.
             deadline_s: seconds.
 
         Raises:
@@ -61,14 +61,15 @@ class Connection(Middle):
         """The next message, into a writable buffer.
 
         Args:
-            buffer: bytes-like and writable.
+            buffer: bytes-like, an array or a tensor, writable and in this host's memory.
             deadline_s: seconds.
 
         Returns:
             How many bytes the message has.
 
         Raises:
-            ValueError: the message is longer than the buffer; it stays the next one.
+            ValueError: the message is longer than the buffer; it stays the next one. Or a read-only buffer,
+                or one of a GPU.
             DeadlineExceeded, CompletionError, PeerClosed, StateError: as :meth:`recv`.
         """
         return run(self._recv_into(buffer, deadline_s))
@@ -77,7 +78,8 @@ class Connection(Middle):
         """Write into the peer's memory; over RC, wait until it is there. The peer is not told.
 
         Args:
-            data: bytes-like, or an :class:`MR` of this connection, which is written without a copy.
+            data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is written without
+                a copy.
             region: where to; the name of one of ``remote``, or a region that the peer sent.
             offset: bytes from the region's start.
             deadline_s: seconds.
@@ -109,14 +111,15 @@ class Connection(Middle):
             region: where from; a name out of ``remote``, or a region that the peer sent.
             length: bytes; by default as many as ``into`` or the region has.
             offset: bytes from the region's start.
-            into: a writable buffer or an :class:`MR`, filled without a copy; else bytes are returned.
+            into: a writable buffer, array or tensor, or an :class:`MR`, filled without a copy; else bytes are
+                returned.
             deadline_s: seconds.
 
         Returns:
             The bytes, or None if ``into`` was given.
 
         Raises:
-            ValueError: outside of the region, or ``into`` is shorter than ``length``.
+            ValueError: outside of the region, or ``into`` is read-only or shorter than ``length``.
             StateError: closed, or not RC, the only type with RDMA read.
             KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
 
@@ -131,7 +134,8 @@ class Connection(Middle):
         of the connections that were made together, or before.
 
         Args:
-            buffer: anything with a C-contiguous buffer, or (address, bytes).
+            buffer: bytes-like, array, mmap, shared memory, NumPy array, tensor (torch, DLPack, CUDA), in one
+                piece; (address, bytes); or a ``memory.Dmabuf``.
             access: by default everything, or only remote reads for a read-only buffer.
 
         Raises:

@@ -1,6 +1,6 @@
 """Protection domains, registered memory and windows onto it.
 
-Memory is anything with a buffer, or an address and a length, or a dma-buf.
+Memory is anything with a buffer (``buffers``), or an address and a length, or a dma-buf.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from . import verbs
+from . import buffers, verbs
 from .abi import AccessFlags, AdviseMrAdvice, MwType, ReregMrFlags, ibv_mw_bind_info, ibv_sge
 from .device import Context
 from .endpoint import RemoteRegion
-from .errors import StateError
+from .errors import StateError, VerbsError
 from .handle import Owned
 
 __all__ = ["FULL_ACCESS", "MR", "MW", "PD", "Dmabuf", "Sge"]
@@ -55,61 +55,6 @@ class Dmabuf:
     offset: int = 0
 
 
-class _PyBuffer(ctypes.Structure):
-    """``Py_buffer`` of CPython's buffer protocol."""
-
-    _fields_ = (
-        ("buf", ctypes.c_void_p),
-        ("obj", ctypes.py_object),
-        ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t),
-        ("readonly", ctypes.c_int),
-        ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p),
-        ("internal", ctypes.c_void_p),
-    )
-
-
-class Pinned:
-    """The address of an object's buffer, which stays where it is until :meth:`release`.
-
-    Args:
-        buffer: bytes, bytearray, memoryview, array, mmap, NumPy array: anything C-contiguous.
-
-    Attributes:
-        addr: first byte's address.
-        length: bytes.
-        readonly: whether it may only be read.
-
-    Raises:
-        TypeError: not a buffer, or not contiguous.
-    """
-
-    def __init__(self, buffer: Any) -> None:
-        self._view = _PyBuffer()
-        self._held = False
-        try:
-            ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(buffer), ctypes.byref(self._view), 0)
-        except (TypeError, BufferError) as e:
-            raise TypeError(f"{type(buffer).__name__} has no contiguous buffer ({e}): give bytes-like data") from None
-        self._held = True
-        self.addr: int = self._view.buf or 0
-        self.length: int = self._view.len
-        self.readonly = bool(self._view.readonly)
-
-    def release(self) -> None:
-        """Let the buffer go. Twice is fine."""
-        if self._held:
-            self._held = False
-            ctypes.pythonapi.PyBuffer_Release(ctypes.byref(self._view))
-
-    def __del__(self) -> None:
-        self.release()
-
-
 class PD(Owned):
     """A protection domain.
 
@@ -139,9 +84,11 @@ class MR(Owned):
 
     Args:
         pd: its protection domain.
-        buffer: anything with a C-contiguous buffer, at least one byte; it is kept alive and may not be
-            resized while registered. Or a pair (address, length in bytes) that the caller keeps alive, or
-            a :class:`Dmabuf`.
+        buffer: bytes-like, array, mmap, shared memory, NumPy array, tensor: whatever :func:`buffers.hold` takes,
+            at least one byte; it is kept alive and may not be resized while registered. Memory of a GPU must be
+            such that the device reaches it: for CUDA with the kernel module nvidia-peermem. What work on the
+            GPU does to it is for the caller to wait for. Or a pair (address, length in bytes) that the caller
+            keeps alive, or a :class:`Dmabuf`.
         access: what may be done; by default everything remote, or only remote reads for a read-only buffer.
             With ``ON_DEMAND`` the device faults pages in, and nothing is pinned.
         iova: the address that work requests and the peer use for the first byte, by default its own; its
@@ -156,33 +103,40 @@ class MR(Owned):
 
     Raises:
         TypeError: not a buffer.
-        ValueError: empty, or write access to a read-only buffer.
-        VerbsError: ENOMEM where the locked-memory limit is too low, among others.
+        ValueError: empty, not in one piece, or write access to a read-only buffer.
+        VerbsError: EFAULT where the device does not reach the GPU's memory, ENOMEM where the locked-memory
+            limit is too low, among others.
         LibraryError: EOPNOTSUPP where the device cannot register dma-bufs.
 
     Source: ibv_reg_mr(3).
     """
 
     def __init__(self, pd: PD, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> None:
-        pinned, start, length, access = _memory(buffer, access)
-        if isinstance(buffer, Dmabuf):
-            self.addr = start if iova is None else iova
-            pointer = verbs.ibv_reg_dmabuf_mr(pd.pointer, start, length, self.addr, buffer.fd, int(access))
-        elif iova is None:
-            self.addr = 0 if access & AccessFlags.ZERO_BASED else start
-            pointer = verbs.ibv_reg_mr(pd.pointer, start, length, int(access))
-        else:
-            self.addr = iova
-            pointer = verbs.ibv_reg_mr_iova(pd.pointer, start, length, iova, int(access))
+        held, access = _memory(buffer, access)
+        start, length = held.addr, held.length
+        try:
+            if isinstance(buffer, Dmabuf):
+                self.addr = start if iova is None else iova
+                pointer = verbs.ibv_reg_dmabuf_mr(pd.pointer, start, length, self.addr, buffer.fd, int(access))
+            elif iova is None:
+                self.addr = 0 if access & AccessFlags.ZERO_BASED else start
+                pointer = verbs.ibv_reg_mr(pd.pointer, start, length, int(access))
+            else:
+                self.addr = iova
+                pointer = verbs.ibv_reg_mr_iova(pd.pointer, start, length, iova, int(access))
+        except BaseException as e:
+            held.release()
+            if held.device is not None and isinstance(e, VerbsError):
+                raise _out_of_reach(e, held, pd) from None
+            raise
         super().__init__(pointer, f"MR of {length} bytes", (pd,))
-        self._pinned, self.length, self.pd, self.access = pinned, length, pd, access
+        self._held, self.length, self.pd, self.access = held, length, pd, access
         self.lkey: int = pointer.contents.lkey
         self.rkey: int = pointer.contents.rkey
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dereg_mr(pointer)
-        if self._pinned is not None:
-            self._pinned.release()
+        self._held.release()
 
     @property
     def region(self) -> RemoteRegion:
@@ -229,11 +183,11 @@ class MR(Owned):
 
         Source: ibv_rereg_mr(3).
         """
-        flags, pinned, start, length = ReregMrFlags(0), None, None, 0
+        flags, held = ReregMrFlags(0), None
         if isinstance(buffer, Dmabuf):
             raise TypeError(f"register {self.name} again onto a dma-buf: make a new region")
         if buffer is not None:
-            pinned, start, length, _ = _memory(buffer, access or self.access)
+            held, _ = _memory(buffer, access or self.access)
             flags |= ReregMrFlags.CHANGE_TRANSLATION
         if access is not None:
             flags |= ReregMrFlags.CHANGE_ACCESS
@@ -242,13 +196,18 @@ class MR(Owned):
                 raise ValueError(f"move {self.name} to {pd.name}: that is of another device than {self.pd.name}")
             flags |= ReregMrFlags.CHANGE_PD
         new_pd = None if pd is None else pd.pointer
-        verbs.ibv_rereg_mr(self.pointer, int(flags), new_pd, start, length, int(access or 0))
+        start, length = (None, 0) if held is None else (held.addr, held.length)
+        try:
+            verbs.ibv_rereg_mr(self.pointer, int(flags), new_pd, start, length, int(access or 0))
+        except BaseException:
+            if held is not None:
+                held.release()
+            raise
         self.lkey, self.rkey = self.pointer.contents.lkey, self.pointer.contents.rkey
         self.access = self.access if access is None else access
-        if start is not None:
-            if self._pinned is not None:
-                self._pinned.release()
-            self._pinned, self.addr, self.length, self.name = pinned, start, length, f"MR of {length} bytes"
+        if held is not None:
+            self._held.release()
+            self._held, self.addr, self.length, self.name = held, held.addr, length, f"MR of {length} bytes"
         if pd is not None:
             self._adopt_by(pd, instead_of=self.pd)
             self.pd = pd
@@ -273,23 +232,33 @@ class MR(Owned):
         return int(self.length)
 
 
-def _memory(buffer: Any, access: AccessFlags | None) -> tuple[Pinned | None, int, int, AccessFlags]:
-    """What is to be registered: the pinned buffer if it is one, address (or offset), length, access."""
-    pinned, readonly = None, False
+def _memory(buffer: Any, access: AccessFlags | None) -> tuple[buffers.Buffer, AccessFlags]:
+    """What is to be registered (for a dma-buf ``addr`` is the offset), and for what."""
     if isinstance(buffer, Dmabuf):
-        start, length = buffer.offset, buffer.length
+        held = buffers.Buffer(buffer, buffer.offset, buffer.length)
     elif isinstance(buffer, tuple):
         start, length = buffer
+        held = buffers.Buffer(buffer, start, length)
     else:
-        pinned = Pinned(buffer)
-        start, length, readonly = pinned.addr, pinned.length, pinned.readonly
+        held = buffers.hold(buffer)
     if access is None:
-        access = AccessFlags.REMOTE_READ if readonly else FULL_ACCESS
-    if readonly and access & _WRITES:
+        access = AccessFlags.REMOTE_READ if held.readonly else FULL_ACCESS
+    if (held.readonly and access & _WRITES) or held.length < 1:
+        length = held.length
+        held.release()
+        if length < 1:
+            raise ValueError("register a buffer of 0 bytes: give at least one byte")
         raise ValueError(f"register a read-only {type(buffer).__name__} for {access & _WRITES}: give a writable one")
-    if length < 1:
-        raise ValueError("register a buffer of 0 bytes: give at least one byte")
-    return pinned, start, length, access
+    return held, access
+
+
+def _out_of_reach(error: VerbsError, held: buffers.Buffer, pd: PD) -> VerbsError:
+    """Why memory of a GPU was not registered."""
+    return VerbsError(
+        error.verb, error.errno or 0, f"register {held.length} bytes on {held.device} with {pd.context.name}",
+        "The RDMA device does not reach that memory: for CUDA load nvidia-peermem, or export a dma-buf "
+        "(cuMemGetHandleForAddressRange) and register Dmabuf(fd, length); else copy it to the CPU first.",
+    )  # fmt: skip
 
 
 class MW(Owned):

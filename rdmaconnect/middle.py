@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .address import AddressHandle, UdAddress
+from .buffers import Buffer, hold
 from .deadline import Deadline
 from .driver import Call, Story, Wait
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
@@ -104,17 +106,19 @@ class Middle:
     # ---- stories
 
     def _send(self, data: Any, deadline_s: float | None) -> Story[None]:
-        deadline, length = Deadline(deadline_s), _length(data)
-        if length > self.max_send_size:
-            what = (
-                "the path MTU is the most that a datagram can carry"
-                if self.ah
-                else "Give the peer a larger recv_size, or use write()"
-            )
-            raise ValueError(
-                f"send {length} bytes: the peer takes at most {self.max_send_size} in one message. {what}."
-            )
-        yield from self._transfer(WrOpcode.SEND, data, length, deadline, f"send {length} bytes")
+        deadline = Deadline(deadline_s)
+        with _held(data) as source:
+            length = source.length
+            if length > self.max_send_size:
+                what = (
+                    "the path MTU is the most that a datagram can carry"
+                    if self.ah
+                    else "Give the peer a larger recv_size, or use write()"
+                )
+                raise ValueError(
+                    f"send {length} bytes: the peer takes at most {self.max_send_size} in one message. {what}."
+                )
+            yield from self._transfer(WrOpcode.SEND, source, deadline, f"send {length} bytes")
 
     def _recv(self, deadline_s: float | None) -> Story[bytes]:
         slot, length = yield from self._next_message(Deadline(deadline_s))
@@ -124,21 +128,26 @@ class Middle:
             self._lane.repost(slot)
 
     def _recv_into(self, buffer: Any, deadline_s: float | None) -> Story[int]:
-        target = memoryview(buffer).cast("B")
-        slot, length = yield from self._next_message(Deadline(deadline_s))
-        if length > len(target):
-            with self._engine.lock:
-                self._inbox().appendleft((slot, length))
-            raise ValueError(f"receive {length} bytes: the buffer has {len(target)}")
-        target[:length] = self._lane.payload(slot, length)
-        self._lane.repost(slot)
-        return length
+        with hold(buffer) as target:
+            if target.readonly:
+                raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
+            view = target.view
+            slot, length = yield from self._next_message(Deadline(deadline_s))
+            if length > target.length:
+                with self._engine.lock:
+                    self._inbox().appendleft((slot, length))
+                raise ValueError(f"receive {length} bytes: the buffer has {target.length}")
+            view[:length] = self._lane.payload(slot, length)
+            self._lane.repost(slot)
+            return length
 
     def _write(self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None) -> Story[None]:
-        deadline, length = Deadline(deadline_s), _length(data)
+        deadline = Deadline(deadline_s)
         self._need("RDMA write", QpType.RC, QpType.UC)
-        target = self._region(region).slice(offset, length)
-        yield from self._transfer(WrOpcode.RDMA_WRITE, data, length, deadline, f"write {length} bytes", target)
+        with _held(data) as source:
+            target = self._region(region).slice(offset, source.length)
+            doing = f"write {source.length} bytes"
+            yield from self._transfer(WrOpcode.RDMA_WRITE, source, deadline, doing, target)
 
     def _read(
         self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
@@ -146,7 +155,7 @@ class Middle:
         deadline = Deadline(deadline_s)
         self._need("RDMA read", QpType.RC)
         whole = self._region(region)
-        room = None if into is None else _length(into)
+        room = None if into is None else _room(into)
         if length is None:
             length = whole.length - offset if room is None else room
         source = whole.slice(offset, length)
@@ -197,29 +206,27 @@ class Middle:
     def _transfer(
         self,
         opcode: WrOpcode,
-        data: Any,
-        length: int,
+        source: MR | Buffer,
         deadline: Deadline,
         doing: str,
         target: RemoteRegion | None = None,
     ) -> Story[None]:
-        """Give ``data`` a registered address and send it from there."""
+        """Give the data a registered address and send it from there."""
         release: Callable[[], None] = _nothing
-        if isinstance(data, MR):
-            place = (data.region.addr, length, data.lkey)
+        length = source.length
+        if isinstance(source, MR):
+            place = (source.region.addr, length, source.lkey)
         elif length == 0:
             place = (0, 0, 0)
-        elif length <= self.max_send_size:
-            slot, place = yield from self._staged(data, length, deadline, doing)
+        elif length <= self.max_send_size and source.device is None:
+            slot, place = yield from self._staged(source, deadline, doing)
             release = lambda: self._stages.append(slot)  # noqa: E731
         else:
-            mr = self._register(data, AccessFlags(0))
+            mr = self._register(source.owner, AccessFlags(0))  # it holds the buffer for itself, as long as the device
             place, release = (mr.addr, length, mr.lkey), mr.close
         yield from self._submit(opcode, place, release, deadline, doing, target)
 
-    def _staged(
-        self, data: Any, length: int, deadline: Deadline, doing: str
-    ) -> Story[tuple[int, tuple[int, int, int]]]:
+    def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Story[tuple[int, tuple[int, int, int]]]:
         """Copy into a free slot of the staging memory."""
         with self._engine.lock:
             if self._stage is None or self._stage_mr is None:
@@ -234,8 +241,8 @@ class Middle:
                     slot = self._stages.pop()
                     break
         start = slot * self.max_send_size
-        stage[start : start + length] = memoryview(data).cast("B")
-        return slot, (mr.addr + start, length, mr.lkey)
+        stage[start : start + source.length] = source.view
+        return slot, (mr.addr + start, source.length, mr.lkey)
 
     def _submit(
         self,
@@ -340,8 +347,16 @@ class Middle:
         return f"<{type(self).__name__} {self.local.qp_type} {self.local} to {self.peer}{state}>"
 
 
-def _length(data: Any) -> int:
-    return data.length if isinstance(data, MR) else memoryview(data).nbytes
+def _held(data: Any) -> AbstractContextManager[MR | Buffer]:
+    """The memory of what is to be sent; who gives an MR goes on to hold it."""
+    return nullcontext(data) if isinstance(data, MR) else hold(data)
+
+
+def _room(into: Any) -> int:
+    with _held(into) as target:
+        if isinstance(target, Buffer) and target.readonly:
+            raise ValueError(f"read into a read-only {type(into).__name__}: give a writable one")
+        return target.length
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from .abi import AccessFlags, MwType, PlacementType, SelectivityLevel, SendFlags, WrOpcode
 from .address import RemoteSrq, UdAddress
+from .buffers import as_bytes
 from .endpoint import RemoteRegion
 from .memory import MR, MW, Sge
 
@@ -292,7 +293,7 @@ def local(sge: Pieces, inline: Any) -> tuple[Sequence[Sge], bytes | None]:
         return tuple(piece for piece in given if piece.length), None  # some devices read a length of 0 as 2 GiB
     if sge is not None:
         raise ValueError("both sge and inline are given: give one of them")
-    return (), b"".join(map(bytes, inline)) if isinstance(inline, list | tuple) else bytes(memoryview(inline))
+    return (), b"".join(map(as_bytes, inline)) if isinstance(inline, list | tuple) else as_bytes(inline)
 
 
 def check_fits(work: Operation | None, qp: Any) -> None:

@@ -21,7 +21,7 @@ PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
 #: what knows ZeroMQ, and so no RDMA
 CHANNEL = {"curve", "oob"}
 #: below the objects
-FLOOR = {"errors", "abi", "verbs", "deadline", "driver", "handle"}
+FLOOR = {"errors", "abi", "verbs", "deadline", "driver", "handle", "buffers"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
     "engine", "prepare", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect", "half",
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verbs": {"abi", "errors"},
     "deadline": {"errors"},
     "handle": {"errors"},
+    "buffers": set(),
     "driver": {"deadline"},
     "curve": set(),
     "oob": {"errors", "deadline", "driver", "curve"},

@@ -173,9 +173,9 @@ def test_registering_refuses_what_cannot_be_meant(pair: Pair) -> None:
         here.register(b"abc", AccessFlags.LOCAL_WRITE)
     with pytest.raises(ValueError, match="0 bytes"):
         here.register(b"")
-    with pytest.raises(TypeError, match="int has no contiguous buffer"):
+    with pytest.raises(TypeError, match="int has no buffer"):
         here.register(5)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="not in one piece"):
         here.register(memoryview(bytearray(10))[::2])
 
 
