@@ -28,7 +28,8 @@ def _count_fork() -> None:
     _generation += 1
 
 
-os.register_at_fork(after_in_child=_count_fork)
+if hasattr(os, "register_at_fork"):  # Windows has no fork, and the pure parts are of use there too
+    os.register_at_fork(after_in_child=_count_fork)
 
 
 class Owned:

@@ -1,4 +1,4 @@
-"""The command line: ``rdmaconnect pingpong``, ``devices``, ``states`` and ``keygen``, each in a file of its own.
+"""The command line: each command, ``rdmaconnect pingpong`` for example, in a file of its own.
 
 Exit status 0, 1 for an error (one or two sentences on stderr), 2 for wrong usage, 130 for Ctrl-C.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import RdmaConnectError
-from . import devices, keys, pingpong, states
+from . import completion, devices, keys, pingpong, states
 
 __all__ = ["main"]
 
-COMMANDS = (pingpong, devices, states, keys)
+COMMANDS = (pingpong, devices, states, keys, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     common.add_argument("-v", "--verbose", action="store_true", help="log each step to stderr")
-    common.set_defaults(logs=True)
+    common.set_defaults(logs=True, program=parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands, common)
