@@ -105,7 +105,7 @@ def test_pairs_meet_in_random_order(node1: Node, node2: Node) -> None:
 
     Emulation takes a second for each; RDMACONNECT_LAB_PAIRS=1000 asks for all of them.
     """
-    pairs, wave, dice = int(os.environ.get("RDMACONNECT_LAB_PAIRS", "60")), 20, random.Random(4791)
+    pairs, wave, dice = int(os.environ.get("RDMACONNECT_LAB_PAIRS", "60")), 10, random.Random(4791)
     small = {"recv_size": 4096, "recv_depth": 2, "send_depth": 2, "spin": 0}
     met = 0
     pools = [ThreadPoolExecutor(wave, initializer=_enter, initargs=(f"n{n.number}",)) for n in (node1, node2)]
