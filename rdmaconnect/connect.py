@@ -37,7 +37,7 @@ from .terms import Terms, check_count, make_terms
 from .ways import Ways, ports_toward
 from .wire import MAX_FRAME, decode, encode
 
-__all__ = ["aconnect", "connect"]
+__all__ = ["aconnect", "await_reply", "connect", "one_way"]
 
 log = logging.getLogger("rdmaconnect")
 
@@ -144,7 +144,7 @@ def connect_story(
     try:
         while True:
             try:
-                made = yield from _one_way(front, channel, terms, ways, count, deadline, via)
+                made = yield from one_way(front, channel, terms, ways, count, deadline, via)
                 break
             except RdmaConnectError as e:
                 yield Call(partial(ways.failed, e, deadline))
@@ -159,7 +159,7 @@ def connect_story(
     return made
 
 
-def _one_way(
+def one_way(
     front: type[M],
     channel: Channel,
     terms: Terms,
@@ -199,7 +199,7 @@ def _attempt(
         )  # fmt: skip
         channel.send(encode(handshake.send(hello)))
         log.debug("hello: sent to %s", channel.url)
-        yield from _await_reply(channel, handshake, deadline)
+        yield from await_reply(channel, handshake, deadline)
         return (yield from raise_ends(channel, handshake, prepared, terms, deadline, ways))
     except BaseException as e:
         if not isinstance(e, PeerRejected) and handshake.state not in (State.CLOSED, State.IDLE):
@@ -237,7 +237,8 @@ def raise_ends(
     ]
 
 
-def _await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> Story[None]:
+def await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> Story[None]:
+    """Until the peer's reply is there."""
     while True:
         frame = channel.recv()
         if frame is None:

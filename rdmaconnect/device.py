@@ -21,7 +21,7 @@ from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
 from .handle import Owned
 from .port import Port
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "rank_ports", "source_addresses"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "gid_is_here", "open_device", "rank_ports", "source_addresses"]
 
 
 class Context(Owned):
@@ -289,7 +289,7 @@ def source_addresses(host: str) -> list[Gid]:
     return found
 
 
-def _is_local(entry: GidEntry) -> bool:
+def gid_is_here(entry: GidEntry) -> bool:
     """Whether the GID is an address of this network namespace: only there can it be bound."""
     address = entry.gid.address
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
@@ -304,7 +304,7 @@ def _is_local(entry: GidEntry) -> bool:
 
 def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
     """How well a port suits: it has the address that the route starts from; a routable address; an address here."""
-    here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or _is_local(entry)]
+    here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)]
     return (
         any(entry.gid in sources for entry in here),
         any(not entry.gid.is_link_local for entry in here),

@@ -71,25 +71,30 @@ class Ways:
                 _say_more(error, f"Tried before: {' '.join(told)}")
             raise error
         way = left[0]
-        self._tried.add(_way(way))
         self._told.append(str(error))
+        self.take(way)
+        log.debug("again: %s, after %s", way, error)
+
+    def take(self, way: Candidate) -> None:
+        """Try this way now, and tell the listener so."""
+        self._tried.add(_way(way))
         self.port = next(p for p in self.ports if (p.device, p.port_num) == (way.here.device, way.here.port_num))
         gids = [port.gids[0].gid.raw if port.gids else None for port in (way.here, way.there)]
         self.gid, self.used = gids[0], way
         self.target = Target(way.there.device, way.there.port_num, gids[0], gids[1])
-        log.debug("again: %s, after %s", way, error)
 
     def _left(self, error: RdmaConnectError) -> list[Candidate]:
         """The ways that were not tried yet, the best first."""
         theirs = [p for p in getattr(error, "ports", ()) if isinstance(p, PortAddress)] or self.theirs
-        mine = self._mine()
+        mine = self.mine()
         if self.used is None:  # rejected without a reply: a listener with a free choice takes its first port's best
             self.used = next(iter(candidates(mine[:1], theirs[:1])), None)
         if self.used is not None:
             self._tried.add(_way(self.used))
         return [way for way in candidates(mine, theirs) if _way(way) not in self._tried]
 
-    def _mine(self) -> list[PortAddress]:
+    def mine(self) -> list[PortAddress]:
+        """What a peer would be told of this host's ports; those without an address are left out."""
         # a GID index that was asked for means one port's: nothing else is meant
         ports = self.ports if self.terms.options.gid_index is None else self.ports[:1]
         mine = []

@@ -1,0 +1,86 @@
+"""``rdmaconnect doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from ..diagnose import Attempt, Host, examine, gather, serve, visit
+from ..diagnose.report import as_json, host_lines, visit_lines
+from ..endpoint import Options
+from ..oob import DEFAULT_PORT, host_of, tcp_url
+from .arguments import seconds, tcp_port
+
+if TYPE_CHECKING:
+    from .arguments import Commands
+
+__all__ = ["add"]
+
+
+def add(commands: Commands, common: argparse.ArgumentParser) -> None:
+    """Add the command to the program's."""
+    doctor = commands.add_parser(
+        "doctor", parents=[common], help="what keeps this host, or this pair of hosts, from connecting",
+        description="Without HOST: examine this host. With HOST: try every port here with every port there, where "
+        "`rdmaconnect doctor --serve` runs. Exit status 0 if a connection can be made, 1 if not.",
+    )  # fmt: skip
+    add = doctor.add_argument
+    add("host", nargs="?", metavar="HOST", help="name or address of the other host")
+    add("--serve", action="store_true", help="be the other host: serve doctors until Ctrl-C")
+    add("-d", "--device", metavar="NAME", help="only this RDMA device")
+    add("-i", "--port-num", type=int, metavar="N", help="only this port of the device")
+    add("-g", "--gid-index", type=int, metavar="N", help="only this slot of the GID table")
+    add("-p", "--port", type=tcp_port, metavar="PORT", help=f"TCP port of the exchange ({DEFAULT_PORT})")
+    add("--deadline", type=seconds, default=60.0, metavar="SECONDS", help="for all pairs together (%(default)s)")
+    doctor.set_defaults(run=_doctor, parser=doctor)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    if args.serve and (args.host or args.json):
+        args.parser.error("--serve takes neither HOST nor --json")
+    try:
+        options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
+        if args.serve:
+            serve(f"*:{args.port or DEFAULT_PORT}", options, lambda words: print(words, file=sys.stderr, flush=True))
+            return 0
+        url = _url(args.host, args.port) if args.host else None
+    except ValueError as e:
+        args.parser.error(str(e))
+    host = gather(options, host_of(url) if url else None)
+    return _host(host, args.json) if url is None else _pair(host, url, options, args)
+
+
+def _url(peer: str, port: int | None) -> str:
+    """The url of a peer; ``-p`` counts where the peer names no port."""
+    url = tcp_url(peer)
+    default = f":{DEFAULT_PORT}"
+    return url.removesuffix(default) + f":{port}" if port and url.endswith(default) else url
+
+
+def _host(host: Host, as_object: bool) -> int:
+    findings = examine(host)
+    if as_object:
+        print(json.dumps(as_json(host, findings)))
+    else:
+        print("\n".join(host_lines(host, findings)))
+    return 0 if host.usable else 1
+
+
+def _pair(host: Host, url: str, options: Options, args: argparse.Namespace) -> int:
+    findings = examine(host)
+    if not args.json:
+        print("\n".join(host_lines(host, findings)), end="\n\n", flush=True)
+    found = visit(url, options, args.deadline, None if args.json else _told)
+    if args.json:
+        print(json.dumps(as_json(host, findings, found)))
+    else:
+        print("\n".join(visit_lines(found)))
+    return 0 if found.ok else 1
+
+
+def _told(attempt: Attempt) -> None:
+    """One attempt, where somebody waits for it."""
+    if sys.stderr.isatty():
+        print(f"{attempt.way}: {attempt.state}", file=sys.stderr, flush=True)

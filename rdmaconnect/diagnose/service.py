@@ -1,0 +1,100 @@
+"""The other side of a pair: ``rdmaconnect doctor --serve``.
+
+A listener like any other, with one thing more: who asks for the device ``?`` is told, in the reject that
+answers it, what this host has and what is wrong with it. So a doctor learns the ports before it tries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..connection import Connection
+from ..device import Port
+from ..driver import Story
+from ..endpoint import Options
+from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
+from ..half import Half
+from ..listener import Listener
+from ..messages import Target
+from ..oob import tcp_url
+from ..terms import make_terms, parse_qp_type
+from .checks import examine
+from .finding import Verdict
+from .gather import gather
+
+__all__ = ["GREETING", "QUESTION", "TIMERS", "Surgery", "serve"]
+
+#: a connector that wants this is a doctor who asks what there is
+QUESTION = Target("?", 1)
+#: how the answer begins
+GREETING = "rdmaconnect doctor at "
+#: quicker to give up than a connection should be: 6 times 0.27 s
+TIMERS = {"timeout": 16, "retry_cnt": 6}
+#: seconds between two looks at who has gone
+_ROUND_S = 1.0
+
+
+class _Asked(DeviceError):
+    """Not a failure: the answer to the question."""
+
+
+class Surgery(Listener):
+    """A listener that answers the doctor's question."""
+
+    options: Options = Options()
+
+    def _ports(self, half: Half) -> list[Port]:
+        if half.hello.target != QUESTION:
+            return super()._ports(half)
+        with suppress(RdmaConnectError):
+            half.ports = self._offers(super()._ports(half))
+        raise _Asked(self.report())
+
+    def _advance(self) -> Story[list[tuple[Half, RdmaConnectError]]]:
+        failed = yield from super()._advance()
+        return [(half, error) for half, error in failed if not isinstance(error, _Asked)]
+
+    def report(self) -> str:
+        """The greeting, and a line for everything that is not as it should be."""
+        host = gather(self.options)
+        bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+        return "\n".join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
+
+
+def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
+    """Serve doctors until interrupted.
+
+    Args:
+        address: where to listen, as for ``listen``.
+        options: ``device``, ``port_num`` and ``gid_index`` narrow what is offered.
+        say: told the address, and what comes of each doctor's attempts.
+
+    Raises:
+        OSError: the address is taken or not one of this host.
+    """
+    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
+    regions = {"doctor": bytearray(64)}
+    terms = make_terms("RC", given | TIMERS, regions, b"", listens=True, secret=None, key=None, peer_key=None)
+    held: list[Connection] = []
+    surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
+    surgery.options = options
+    with surgery:
+        say(f"listening on {surgery.url}")
+        try:
+            while True:
+                held = _discharge(held)
+                with suppress(ConnectTimeout):
+                    held.append(surgery.accept(deadline_s=_ROUND_S))
+                    say(f"connected: {held[-1].local} to {held[-1].peer}")
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def _discharge(held: list[Connection]) -> list[Connection]:
+    """Close those whose doctor has left."""
+    for connection in held:
+        if connection.lost is not None:
+            connection.close()
+    return [connection for connection in held if not connection.closed]
