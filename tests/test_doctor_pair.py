@@ -251,6 +251,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
+        outcome.channel = channel  # it is the connection's from here on
         return [outcome]
         yield
 
@@ -269,11 +270,13 @@ class Connection:
         self.path = SimpleNamespace(path_mtu=next(iter(MTU_BYTES)), max_rd_atomic=1)
         self.remote: dict[str, Any] = {}
         self.closed = False
+        self.channel: Any = None
 
     def __enter__(self) -> Connection:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.channel.close()
         self.closed = True
 
 

@@ -26,7 +26,7 @@ from .finding import Finding, Verdict
 from .matrix import Attempt, Matrix, ends, order
 from .netlink import neighbour, route
 from .remedies import remedy
-from .service import GREETING, QUESTION, TIMERS
+from .service import GREETING, QUESTION, SEPARATOR, TIMERS
 
 __all__ = ["Visit", "visit"]
 
@@ -123,7 +123,7 @@ def _ask(url: str, terms: Terms, here: PortAddress, deadline: Deadline) -> tuple
         run(await_reply(channel, handshake, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
     except PeerRejected as e:
         if e.reason.startswith(GREETING):
-            return e.reason.splitlines(), [port for port in e.ports if isinstance(port, PortAddress)]
+            return e.reason.split(SEPARATOR), [port for port in e.ports if isinstance(port, PortAddress)]
         raise RemoteProtocolError(f"{_NO_DOCTOR} It says: {e.reason}") from None
     finally:
         channel.close()

@@ -11,7 +11,6 @@ from contextlib import suppress
 
 from ..connection import Connection
 from ..device import Port
-from ..driver import Story
 from ..endpoint import Options
 from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
 from ..half import Half
@@ -23,12 +22,14 @@ from .checks import examine
 from .finding import Verdict
 from .gather import gather
 
-__all__ = ["GREETING", "QUESTION", "TIMERS", "Surgery", "serve"]
+__all__ = ["GREETING", "QUESTION", "SEPARATOR", "TIMERS", "Surgery", "serve"]
 
 #: a connector that wants this is a doctor who asks what there is
 QUESTION = Target("?", 1)
 #: how the answer begins
 GREETING = "rdmaconnect doctor at "
+#: between its parts: what cannot be printed does not come through a reject
+SEPARATOR = " | "
 #: quicker to give up than a connection should be: 6 times 0.27 s
 TIMERS = {"timeout": 16, "retry_cnt": 6}
 #: seconds between two looks at who has gone
@@ -51,15 +52,14 @@ class Surgery(Listener):
             half.ports = self._offers(super()._ports(half))
         raise _Asked(self.report())
 
-    def _advance(self) -> Story[list[tuple[Half, RdmaConnectError]]]:
-        failed = yield from super()._advance()
-        return [(half, error) for half, error in failed if not isinstance(error, _Asked)]
+    def _advance(self) -> list[tuple[Half, RdmaConnectError]]:
+        return [(half, error) for half, error in super()._advance() if not isinstance(error, _Asked)]
 
     def report(self) -> str:
-        """The greeting, and a line for everything that is not as it should be."""
+        """The greeting, and a part for everything that is not as it should be."""
         host = gather(self.options)
         bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
-        return "\n".join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
+        return SEPARATOR.join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
 
 
 def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
