@@ -30,9 +30,9 @@ with rdmaconnect.connect("10.0.0.2") as conn:
 """
 
 
-def run(*argv: str | Path, **more: str) -> str:
+def run(*argv: str | Path, cwd: Path | None = None) -> str:
     variables = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PIP_"))}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**variables, **more})
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=variables, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -103,5 +103,5 @@ def test_a_type_checker_sees_the_installed_types(installed: Path, tmp_path: Path
     pytest.importorskip("mypy", reason="mypy is not installed")
     (tmp_path / "client.py").write_text(CLIENT)
     argv = ["--strict", "--python-executable", str(installed), "--cache-dir", str(tmp_path / "cache")]
-    said = run(sys.executable, "-m", "mypy", *argv, "--config-file", "", str(tmp_path / "client.py"))
+    said = run(sys.executable, "-m", "mypy", *argv, "--config-file", "", "client.py", cwd=tmp_path)
     assert said.startswith("Success")

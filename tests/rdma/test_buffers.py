@@ -72,8 +72,11 @@ def test_a_buffer_is_registered_and_written_to_by_the_peer(pair: Pair, kind: str
         there.send(data[::-1])
         assert here.recv_into(thing) == SIZE
         assert here.read(mr.region, SIZE) == data[::-1]
-        here.read(there.register(data, AccessFlags.REMOTE_READ).region, SIZE, into=thing)
-        assert here.read(mr.region, SIZE) == data
+    with there.register(data) as mr, here.register(thing) as target:
+        for into in (thing, target):
+            here.read(mr.region, SIZE, into=into)
+            here.send(into)
+            assert there.recv()[:SIZE] == data
     if isinstance(thing, SharedMemory):
         thing.close()
         thing.unlink()
