@@ -146,7 +146,7 @@ def test_help_and_version_are_status_0(argv: list[str], capsys: pytest.CaptureFi
         ("pingpong -s 1.5", "argument -s/--size: '1.5' is not a whole number"),
         ("pingpong -s 1073741825", "recv_size is 1073741825: give 1 to 1073741824"),
         ("pingpong -n 0", "argument -n/--iters: '0' is not a whole number of 1 or more"),
-        ("pingpong -m 1500", "argument -m/--mtu: invalid choice: 1500"),
+        ("pingpong -m 1500", "argument -m/--mtu: invalid choice: "),
         ("pingpong -l 16", "sl is 16: give 0 to 15"),
         ("pingpong -r 0", "recv_depth is 0: give 1 to 32768"),
         ("pingpong --deadline soon", "argument --deadline: 'soon' is not a number of seconds, 0 or more"),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 #: plays another platform; what the standard library chose for this one is loaded before that
 PLAY = r"""
-import asyncio, asyncio.unix_events, ctypes, importlib.abc, os, select, subprocess, sys
+import argparse, asyncio, asyncio.unix_events, ctypes, importlib.abc, os, select, shutil, subprocess, sys
 import msgpack, zmq, zmq.auth
 system, *absent = sys.argv[1:]
 asked = []

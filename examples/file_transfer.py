@@ -1,0 +1,74 @@
+"""Fetch a file from a peer, with progress: the peer's memory is read, the peer does nothing.
+
+Run `python examples/file_transfer.py offer FILE`, then `python examples/file_transfer.py fetch HOST FOLDER` on
+another host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import mmap
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import rdmaconnect
+
+
+def offer(path: str, address: str = "*", device: str | None = None) -> None:
+    """Let one peer read a file."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        about = {"name": Path(path).name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        told = json.dumps(about).encode()
+        with rdmaconnect.listen(address, device=device, regions={"file": content}, private_data=told) as listener:
+            print(f"listening on {listener.url}", file=sys.stderr, flush=True)
+            with listener.accept(deadline_s=None) as conn:
+                got = conn.recv(deadline_s=None).decode()
+    print(f"{about['name']}: {got}")
+    if got != about["sha256"]:
+        raise SystemExit("the peer did not get the file whole")
+
+
+def show(done: int, size: int) -> None:
+    """Draw a line of progress."""
+    print(f"\r{done * 100 // size:3d} % of {size} bytes", end="\n" if done == size else "", file=sys.stderr, flush=True)
+
+
+def fetch(
+    peer: str, folder: str, device: str | None = None, piece: int = 1 << 20, tick: Callable[[int, int], None] = show
+) -> Path:
+    """Fetch what a peer offers into a folder."""
+    with rdmaconnect.connect(peer, device=device, deadline_s=120) as conn:
+        about = json.loads(conn.private_data)
+        size, path = int(about["size"]), Path(folder, Path(about["name"]).name)  # never outside of the folder
+        digest, part = hashlib.sha256(), bytearray(min(piece, size))
+        with path.open("wb") as file, conn.register(part) as target:
+            for offset in range(0, size, piece):
+                length = min(piece, size - offset)
+                conn.read("file", length, offset=offset, into=target)
+                digest.update(memoryview(part)[:length])
+                file.write(memoryview(part)[:length])
+                tick(offset + length, size)
+        conn.send(digest.hexdigest().encode())
+    if digest.hexdigest() != about["sha256"]:
+        raise SystemExit(f"{path} is not what the peer has")
+    print(f"{path}: {size} bytes fetched and verified")
+    return path
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    roles = parser.add_subparsers(dest="role", required=True)
+    for name, words in (("offer", ["file"]), ("fetch", ["host", "folder"])):
+        role = roles.add_parser(name)
+        for word in words:
+            role.add_argument(word)
+        role.add_argument("-l", "--listen", default="*", metavar="ADDRESS", help="the address to offer it on")
+        role.add_argument("-d", "--device", metavar="NAME", help="the RDMA device")
+    args = parser.parse_args()
+    if args.role == "offer":
+        offer(args.file, args.listen, args.device)
+    else:
+        fetch(args.host, args.folder, args.device)
