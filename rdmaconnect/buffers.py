@@ -208,12 +208,14 @@ def _shared(thing: Any) -> Buffer | None:
 
 # ---- torch
 
+#: what tells a tensor of torch; other libraries have some of these
+_SAYS = ("data_ptr", "element_size", "numel", "is_contiguous", "is_conj", "is_neg", "device")
 #: kinds of torch devices whose memory has addresses that an RDMA device may know
 _ADDRESSED = {"cuda", "xpu"}
 
 
 def _tensor(thing: Any) -> Buffer | None:
-    if not (callable(getattr(thing, "data_ptr", None)) and callable(getattr(thing, "element_size", None))):
+    if not all(hasattr(thing, name) for name in _SAYS):
         return None
     kind = thing.device.type
     if kind != "cpu" and kind not in _ADDRESSED:
