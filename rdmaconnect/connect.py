@@ -9,7 +9,6 @@ choice of ports does not carry, the story is told again with the next.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Mapping
 from functools import partial
@@ -34,12 +33,11 @@ from .path import Candidate, Wish
 from .prepare import Prepared
 from .talk import Wire
 from .terms import Terms, check_count, make_terms
+from .trace import Trace
 from .ways import Ways, ports_toward
 from .wire import MAX_FRAME, decode, encode
 
 __all__ = ["aconnect", "await_reply", "connect", "one_way"]
-
-log = logging.getLogger("rdmaconnect")
 
 
 @overload
@@ -138,9 +136,10 @@ def connect_story(
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
         raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
     ports = [via._prepared.port] if via else (yield Call(partial(ports_toward, terms.options, host_of(url))))
-    log.debug("port: %s for %s", ports[0], url)
+    trace = Trace(Role.CONNECTOR, deadline)
+    trace.mark("port", "%s for %s", ports[0], url)
     channel = Channel(url, MAX_FRAME, terms.keys)
-    ways = Ways(ports, terms)
+    ways = Ways(ports, terms, trace)
     try:
         while True:
             try:
@@ -155,7 +154,7 @@ def connect_story(
         connection.connect_s = deadline.waited_s
         if count == 1 and via is None:
             connection._again = partial(_again, url, terms)
-    log.debug("connected: %d in %.1f ms", count, deadline.waited_s * 1000)
+    trace.mark("connected", "%d in %.1f ms", count, deadline.waited_s * 1000)
     return made
 
 
@@ -189,18 +188,18 @@ def _attempt(
     prev: bytes | None = None,
 ) -> Story[list[Joint]]:
     """One hello, and what follows from it, up to RTS."""
-    handshake = Handshake(Role.CONNECTOR, secrets.token_bytes(16))
+    handshake, trace = Handshake(Role.CONNECTOR, secrets.token_bytes(16)), ways.trace
     assert handshake.id is not None
     try:
-        log.debug("prepared: %s, INIT, receives posted", prepared.ends[0])
+        trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
         hello = Hello(
             handshake.id, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev,
             ways.target,
         )  # fmt: skip
+        trace.mark("hello", "sent to %s", channel.url)
         channel.send(encode(handshake.send(hello)))
-        log.debug("hello: sent to %s", channel.url)
         yield from await_reply(channel, handshake, deadline)
-        return (yield from raise_ends(channel, handshake, prepared, terms, deadline, ways))
+        return (yield from raise_ends(channel, handshake, prepared, terms, deadline, trace, ways))
     except BaseException as e:
         if not isinstance(e, PeerRejected) and handshake.state not in (State.CLOSED, State.IDLE):
             channel.send(encode(handshake.send(reject_of(handshake, e))))
@@ -213,24 +212,28 @@ def raise_ends(
     prepared: Prepared,
     terms: Terms,
     deadline: Deadline,
+    trace: Trace,
     ways: Ways | None = None,
 ) -> Story[list[Joint]]:
     """On reply: to RTR and RTS with the listener's values, and say that it is so."""
     reply = handshake.peer
     assert isinstance(reply, Reply)
+    trace.hear(reply.doors)
+    trace.mark("reply", "from %s", channel.url)
     why = ways.why() if ways is not None else ()
     paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
     if ways is not None:
         ways.theirs = reply.ports
         ways.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
-    log.debug("path: %s", "; ".join(paths[0].why))
+    trace.mark("path", "%s", "; ".join(paths[0].why))
     handles = yield Call(partial(raise_lanes, prepared, paths, rts=True))
+    trace.mark("joined", "RTR, RTS")
     deadline.check("move to RTS")
     channel.settle()
     assert handshake.id is not None
-    channel.send(encode(handshake.send(Ready(handshake.id))))
-    log.debug("joined: RTS, ready sent")
-    wire = Wire(channel, handshake)
+    trace.mark("ready", "sent to %s", channel.url)
+    channel.send(encode(handshake.send(Ready(handshake.id, trace.told()))))
+    wire = Wire(channel, handshake, trace)
     return [
         Joint(end, path, wire, reply.regions, reply.private_data, ah)
         for end, path, ah in zip(reply.ends, paths, handles, strict=True)
@@ -252,15 +255,16 @@ def await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> S
 def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None) -> Story[None]:
     """Reconnect, on the side that called: the same queue pair, a new hello."""
     deadline = Deadline(deadline_s, ConnectTimeout)
-    prev = connection._known_as
+    prev, trace = connection._known_as, Trace(Role.CONNECTOR, deadline)
     connection._part()
     prepared = connection._prepared
     yield Call(prepared.lanes[0].restart)
     channel = Channel(url, MAX_FRAME, terms.keys)
     try:
-        joints = yield from _attempt(channel, prepared, terms, Ways([prepared.port], terms), deadline, prev)
+        joints = yield from _attempt(channel, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev)
     except BaseException:
         channel.close()
         raise
     connection._join(joints[0])
     yield from prove([connection], terms, deadline, again=True)
+    trace.mark("connected", "anew in %.1f ms", deadline.waited_s * 1000)

@@ -19,7 +19,7 @@ from .errors import (
 )
 from .handshake import Handshake, Outcome, Role, State
 from .joining import abandon, make_paths, raise_lanes, reject_of
-from .messages import Hello, Reply
+from .messages import Hello, Message, Ready, Reply
 from .middle import Joint, Middle
 from .oob import Line
 from .path import Path, agree, narrow
@@ -27,6 +27,7 @@ from .prepare import Prepared
 from .probe import Prober
 from .talk import Wire
 from .terms import Terms
+from .trace import Trace
 from .wire import decode, encode
 
 __all__ = ["HALF_OPEN_EACH_S", "HALF_OPEN_S", "Half"]
@@ -51,6 +52,7 @@ class Half:
         self.line, self._front = line, front
         self.handshake = Handshake(Role.LISTENER)
         self.deadline = Deadline(HALF_OPEN_S, ConnectTimeout)
+        self.trace = Trace(Role.LISTENER, Deadline(None))
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
         self.made: list[Middle] = []
@@ -81,17 +83,28 @@ class Half:
         """Take one message, if there is one; where the conversation stands then."""
         frame = None if self.made else self.line.recv()
         if frame is not None:
-            outcome = self.handshake.receive(decode(frame))
+            message = decode(frame)
+            outcome = self.handshake.receive(message)
+            if outcome is Outcome.MOVED:
+                self._came(message)
             self.stray = outcome is Outcome.STALE and self.handshake.state is State.IDLE
             if outcome is Outcome.REPEATED and self.handshake.said is not None:
                 self.line.send(encode(self.handshake.said))
         return self.handshake.state
+
+    def _came(self, message: Message) -> None:
+        if isinstance(message, Hello):
+            self.trace.mark("hello", "from %s, %d x %s", self.line.address, len(message.ends), message.ends[0])
+        elif isinstance(message, Ready):
+            self.trace.hear(message.doors)
+            self.trace.mark("ready", "from %s", self.line.address)
 
     def answer(self, prepared: Prepared, terms: Terms, ports: tuple[PortAddress, ...]) -> None:
         """On hello: agree, go to RTR with the connector's values, reply. Blocks."""
         self.prepared, self.ports = prepared, ports
         prepared.lend()
         hello = self.hello
+        self.trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
         theirs, ours = hello.ends[0], prepared.ends[0]
         if hello.target is not None:
             there = narrow(theirs.port, hello.target.connector_gid)
@@ -100,13 +113,14 @@ class Half:
         else:
             agreement = agree(theirs, ours, hello.wish)
         self._paths = make_paths(prepared.ends, hello.ends, agreement, terms.options, connector=False)
-        log.debug("path: %s", "; ".join(self._paths[0].why))
+        self.trace.mark("path", "%s", "; ".join(self._paths[0].why))
         self._handles = raise_lanes(prepared, self._paths, rts=False)
-        reply = Reply(hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, ports)
+        self.trace.mark("reply", "sent, RTR")
+        told = self.trace.told()
+        reply = Reply(hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, ports, told)
         self.line.send(encode(self.handshake.send(reply)))
         self._answered_after_s = self.deadline.waited_s
         self.deadline = Deadline(HALF_OPEN_S + HALF_OPEN_EACH_S * len(hello.ends), ConnectTimeout)
-        log.debug("reply: sent, RTR")
 
     def join(self, waiting: Middle | None) -> None:
         """On ready: go to RTS, and begin the proof."""
@@ -114,7 +128,7 @@ class Half:
         for lane, path in zip(self.prepared.lanes, self._paths, strict=True):
             lane.to_rts(path)
         self.line.keep()
-        wire, hello = Wire(self.line, self.handshake), self.hello
+        wire, hello = Wire(self.line, self.handshake, self.trace), self.hello
         joints = [
             Joint(end, path, wire, hello.regions, hello.private_data, ah)
             for end, path, ah in zip(hello.ends, self._paths, self._handles, strict=True)
@@ -126,7 +140,7 @@ class Half:
         else:
             self.made = [self._front(self.prepared, n, j) for n, j in zip(self.prepared.lanes, joints, strict=True)]
         self._handles = []
-        log.debug("joined: RTS")
+        self.trace.mark("joined", "RTS")
         if hello.wish.probe:
             self._prober = Prober(self.made, self.deadline)
 
@@ -137,6 +151,7 @@ class Half:
         if self._prober.advance():
             self._prober.close()
             self._prober = None
+            self.trace.mark("proven", "the peer has our probes, and we its")
             return True
         return False
 
@@ -150,6 +165,7 @@ class Half:
         for connection in self.made:
             connection.connect_s = self._answered_after_s + self.deadline.waited_s
         self.prepared.close()
+        self.trace.mark("connected", "%d", len(self.made))
         return self.made
 
     def fail(self, error: BaseException) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from .address import AddressHandle
@@ -22,8 +21,6 @@ from .probe import Prober
 from .terms import Terms
 
 __all__ = ["abandon", "make_paths", "prove", "raise_lanes", "reject_of", "used_ports"]
-
-log = logging.getLogger("rdmaconnect")
 
 
 def make_paths(
@@ -85,7 +82,7 @@ def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bo
                 yield from prober.story()
             finally:
                 prober.close()
-            log.debug("proven: the peer has our probes, and we its")
+            made[0]._wire.trace.mark("proven", "the peer has our probes, and we its")
     except BaseException as e:
         abandon(made, e, again=again)
         raise

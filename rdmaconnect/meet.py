@@ -24,6 +24,7 @@ from .oob import Channel, Service, host_of, tcp_url
 from .path import Wish
 from .prepare import Prepared
 from .terms import Terms, make_terms
+from .trace import Trace
 from .ways import ports_toward
 from .wire import MAX_FRAME, decode, encode
 
@@ -97,7 +98,9 @@ def _terms(
 def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline_s: float | None) -> Story[M]:
     deadline = Deadline(deadline_s, ConnectTimeout)
     url = tcp_url(peer)
+    trace = Trace(Role.CONNECTOR, deadline)
     ports = yield Call(partial(ports_toward, calling.options, host_of(url)))
+    trace.mark("port", "%s for %s", ports[0], url)
     service = Service(tcp_url(local, bind=True), MAX_FRAME, called.keys)
     meeting: _Meeting | None = None
     prepared: Prepared | None = None
@@ -107,7 +110,8 @@ def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms,
             undo=Prepared.close,
         )
         assert prepared is not None
-        meeting = _Meeting(front, service, url, prepared, calling, called)
+        trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
+        meeting = _Meeting(front, service, url, prepared, calling, called, trace)
         connection = yield from meeting.story(deadline)
     finally:
         if meeting is not None:
@@ -124,9 +128,17 @@ class _Meeting:
     """Two conversations with the same peer, of which one counts."""
 
     def __init__(
-        self, front: type[Any], service: Service, url: str, prepared: Prepared, calling: Terms, called: Terms
+        self,
+        front: type[Any],
+        service: Service,
+        url: str,
+        prepared: Prepared,
+        calling: Terms,
+        called: Terms,
+        trace: Trace,
     ) -> None:
         prepared.lend()
+        self._trace = trace
         self._front, self._service, self._url, self._prepared = front, service, url, prepared
         self._calling, self._called = calling, called
         self._halves: list[Half] = []
@@ -145,8 +157,8 @@ class _Meeting:
         hello = Hello(
             self.handshake.id, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, meet=True
         )
+        self._trace.mark("hello", "sent to %s, to meet", self._url)
         self._channel.send(encode(self.handshake.send(hello)))
-        log.debug("meet: hello sent to %s", self._url)
 
     def story(self, deadline: Deadline) -> Story[Any]:
         """Take both conversations on until one of them stands."""
@@ -168,7 +180,9 @@ class _Meeting:
         if self.handshake.receive(decode(frame)) is not Outcome.MOVED:
             return None
         try:
-            joints = yield from raise_ends(channel, self.handshake, self._prepared, self._calling, deadline)
+            joints = yield from raise_ends(
+                channel, self.handshake, self._prepared, self._calling, deadline, self._trace
+            )
         except BaseException as e:
             if not isinstance(e, PeerRejected):
                 channel.send(encode(self.handshake.send(reject_of(self.handshake, e))))
@@ -176,6 +190,7 @@ class _Meeting:
         connection = self._front(self._prepared, self._prepared.lanes[0], joints[0])
         self._channel = None
         yield from prove([connection], self._calling, deadline)
+        self._trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)
         return connection
 
     def _as_called(self) -> Story[Any]:

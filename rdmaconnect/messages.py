@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from .endpoint import Endpoint, PortAddress, RemoteRegion
 from .path import Agreement, Wish
 
-__all__ = ["Beat", "Bye", "Hello", "Message", "Proof", "Ready", "Reject", "Reply", "Target"]
+__all__ = ["Beat", "Bye", "Doors", "Hello", "Message", "Proof", "Ready", "Reject", "Reply", "Target"]
+
+
+#: (door, microseconds since the sender's start) of each door that the sender went through
+Doors = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Reply:
     regions: dict[str, RemoteRegion]
     private_data: bytes = b""
     ports: tuple[PortAddress, ...] = ()
+    doors: Doors = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Ready:
     """The connector is in RTS."""
 
     id: bytes
+    doors: Doors = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Proof:
     """The sender has received the peer's probes, whole."""
 
     id: bytes
+    doors: Doors = ()
 
 
 @dataclass(frozen=True, slots=True)

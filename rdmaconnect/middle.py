@@ -19,6 +19,7 @@ from .memory import MR
 from .path import Path
 from .prepare import Prepared
 from .talk import Wire
+from .trace import Mark
 
 __all__ = ["Joint", "M", "Middle"]
 
@@ -326,6 +327,18 @@ class Middle:
 
     def _closing(self) -> Story[None]:
         yield Call(self._close)
+
+    @property
+    def trace(self) -> tuple[Mark, ...]:
+        """Each door of the handshake with its time, this end's and the peer's, in the order of time.
+
+        The times are seconds since this end's start: the call of ``connect`` or ``meet``, or the arrival of
+        the peer's hello. The two clocks are aligned by halving the round trip, and ``within_s`` says how
+        exact that is. The peer's doors are those until its proof (with ``probe=False``, until its last
+        message); none if its version does not tell them. Connections that were made together share one
+        trace; ``reconnect`` begins a new one.
+        """
+        return self._wire.trace.marks()
 
     def _close(self) -> None:
         with self._engine.lock:

@@ -106,7 +106,8 @@ class Prober:
                 self._receive(index, connection)
         if not self._told and not any(self._due.values()):
             self._told = True
-            self._wire.say(Proof(self._wire.id))
+            self._wire.trace.mark("proof", "sent: the peer's probes are here")
+            self._wire.say(Proof(self._wire.id, self._wire.trace.told()))
         self._wire.look()
         if self._told and self._wire.handshake.proved and not self._waiting:
             # over RC each probe's own completion has come too: the memory may go

@@ -223,7 +223,6 @@ class Reception(Generic[M]):
         """Prepare, agree, go to RTR and reply. Blocks."""
         hello = half.hello
         theirs = hello.ends[0]
-        log.debug("hello: from %s, %d x %s", half.line.address, len(hello.ends), theirs)
         if theirs.qp_type not in self._qp_types:
             words = ", ".join(map(str, self._qp_types))
             raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
@@ -258,6 +257,7 @@ class Reception(Generic[M]):
             if not named:
                 raise DeviceError(f"use {wanted[0]} port {wanted[1]}, which the peer wants: it cannot be used here.")
             port = named[0]
+        half.trace.mark("port", "%s for %s", port, half.line.address)
         qp_type = hello.ends[0].qp_type
         terms = self._terms
         make = partial(Prepared, port=port, qp_type=qp_type, options=terms.options, regions=terms.regions)

@@ -6,9 +6,11 @@ import contextlib
 import time
 from typing import Protocol
 
+from .deadline import Deadline
 from .errors import RdmaConnectError
 from .handshake import Handshake, Outcome, State
-from .messages import Beat, Bye, Message, Reject
+from .messages import Beat, Bye, Message, Proof, Reject
+from .trace import Trace
 from .wire import decode, encode
 
 __all__ = ["Link", "Wire"]
@@ -32,10 +34,12 @@ class Wire:
     Attributes:
         left: why the peer is gone, in words, or None.
         error: the same as it was raised, or None.
+        trace: the doors on the way to here.
     """
 
-    def __init__(self, link: Link, handshake: Handshake) -> None:
+    def __init__(self, link: Link, handshake: Handshake, trace: Trace | None = None) -> None:
         self.link, self.handshake = link, handshake
+        self.trace = trace or Trace(handshake.role, Deadline(None))
         self.left: str | None = None
         self.error: RdmaConnectError | None = None
         self._users = 0
@@ -52,8 +56,12 @@ class Wire:
         try:
             while self.left is None and (frame := self.link.recv()) is not None:
                 message = decode(frame)
-                if self.handshake.receive(message) is Outcome.MOVED and isinstance(message, Bye):
+                if self.handshake.receive(message) is not Outcome.MOVED:
+                    continue
+                if isinstance(message, Bye):
                     self.left = f"the peer closed the connection ({message.why})."
+                elif isinstance(message, Proof):
+                    self.trace.hear(message.doors)
             now = time.monotonic()
             if self.left is None and now - self._beat >= BEAT_S:
                 self._beat = now

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,10 +23,9 @@ from .oob import check_name
 from .path import Candidate, candidates
 from .prepare import Prepared
 from .terms import Terms
+from .trace import Trace
 
 __all__ = ["Ways", "ports_toward"]
-
-log = logging.getLogger("rdmaconnect")
 
 #: errors of a step to RTR that another pair of GIDs or ports may not have
 PATH_ERRNOS = {
@@ -49,8 +47,8 @@ def ports_toward(options: Options, host: str) -> list[Port]:
 class Ways:
     """Which way is tried now, and which others there are."""
 
-    def __init__(self, ports: Sequence[Port], terms: Terms) -> None:
-        self.ports, self.terms = ports, terms
+    def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace) -> None:
+        self.ports, self.terms, self.trace = ports, terms, trace
         self.port, self.target = ports[0], None  # type: Port, Target | None
         self.gid: bytes | None = None
         self.theirs: Sequence[PortAddress] = ()
@@ -73,7 +71,7 @@ class Ways:
         way = left[0]
         self._told.append(str(error))
         self.take(way)
-        log.debug("again: %s, after %s", way, error)
+        self.trace.mark("again", "%s, after %s", way, error)
 
     def take(self, way: Candidate) -> None:
         """Try this way now, and tell the listener so."""

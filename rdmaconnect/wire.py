@@ -44,9 +44,15 @@ reply
                    used), mtu, sl, tc, fl, pkey (15 bits)
     ports   array  of port maps: all that the listener could use, at most 16
 
-ready (connector to listener): nothing more. The connector is in RTS.
+ready (connector to listener): the connector is in RTS.
 
-proof (either way, after ready): nothing more. The sender has received the peer's probes, whole.
+proof (either way, after ready): the sender has received the peer's probes, whole.
+
+reply, ready and proof may have besides
+    doors   array  of [name, microseconds], at most 64: the doors of the handshake that the sender has gone
+                   through so far, names of at most 16 characters, times on its own clock since it began (the
+                   connector's call, the arrival of the hello). For people; missing means none. The doors
+                   ``hello``, ``reply`` and ``ready`` are where that message is sent, or has come.
 
 beat (either way, after ready): nothing more. It is not answered: sending it shows whether the peer is there.
 
@@ -89,7 +95,7 @@ import msgpack
 from .abi import GidType, LinkLayer, Mtu, QpType
 from .endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from .errors import RemoteProtocolError
-from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
+from .messages import Beat, Bye, Doors, Hello, Message, Proof, Ready, Reject, Reply, Target
 from .path import Agreement, Wish
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
@@ -103,6 +109,9 @@ MAX_PRIVATE = 4096
 MAX_NAME = 256
 MAX_TEXT = 2048
 MAX_ERRNO = 4095
+MAX_DOORS = 64
+MAX_DOOR = 16
+MAX_US = 2**53
 
 
 def encode(message: Message) -> bytes:
@@ -357,6 +366,17 @@ def _take_ports(body: Any) -> tuple[PortAddress, ...]:
     return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
 
 
+def _put_doors(doors: Doors) -> dict[str, Any]:
+    return {"doors": [[name[:MAX_DOOR], us] for name, us in doors[-MAX_DOORS:]]} if doors else {}
+
+
+def _take_doors(body: Any) -> Doors:
+    if "doors" not in body:
+        return ()
+    rows = [_row(value, str, int) for value in _list(body, "doors", MAX_DOORS)]
+    return tuple((_text({"door": name}, "door", MAX_DOOR), _int({"us": us}, "us", MAX_US)) for name, us in rows)
+
+
 def _put_hello(m: Hello) -> dict[str, Any]:
     last = {"prev": m.prev, "want": _put_target(m.target), "meet": m.meet}
     return {**_put_side(m), "wish": _put_wish(m.wish), **last}
@@ -371,12 +391,18 @@ def _take_hello(ident: bytes, body: Any) -> Hello:
 
 
 def _put_reply(m: Reply) -> dict[str, Any]:
-    return {**_put_side(m), "agree": _put_agreement(m.agreement), "ports": [_put_port(port) for port in m.ports]}
+    return {
+        **_put_side(m),
+        "agree": _put_agreement(m.agreement),
+        "ports": [_put_port(port) for port in m.ports],
+        **_put_doors(m.doors),
+    }
 
 
 def _take_reply(ident: bytes, body: Any) -> Reply:
     ends, regions, data = _take_side(body)
-    return Reply(ident, ends, _take_agreement(_get(body, "agree", dict)), regions, data, _take_ports(body))
+    agreement = _take_agreement(_get(body, "agree", dict))
+    return Reply(ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body))
 
 
 def _put_reject(m: Reject) -> dict[str, Any]:
@@ -393,8 +419,8 @@ def _take_reject(ident: bytes, body: Any) -> Reject:
 _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
     (Hello, "hello", _put_hello, _take_hello),
     (Reply, "reply", _put_reply, _take_reply),
-    (Ready, "ready", lambda m: {}, lambda ident, body: Ready(ident)),
-    (Proof, "proof", lambda m: {}, lambda ident, body: Proof(ident)),
+    (Ready, "ready", lambda m: _put_doors(m.doors), lambda ident, body: Ready(ident, _take_doors(body))),
+    (Proof, "proof", lambda m: _put_doors(m.doors), lambda ident, body: Proof(ident, _take_doors(body))),
     (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
     (Reject, "reject", _put_reject, _take_reject),
     (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),

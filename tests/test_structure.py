@@ -24,8 +24,8 @@ CHANNEL = {"curve", "oob"}
 FLOOR = {"errors", "abi", "verbs", "deadline", "driver", "handle", "buffers"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
-    "engine", "prepare", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect", "half",
-    "reception", "listener", "meet", "mesh", "diagnose",
+    "engine", "prepare", "trace", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect",
+    "half", "reception", "listener", "meet", "mesh", "diagnose",
     "pingpong", "cli", "__main__", "__init__",
 }  # fmt: skip
 #: the objects of libibverbs: every room that is none of the others; a new front must be named above
@@ -42,7 +42,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "curve": set(),
     "oob": {"errors", "deadline", "driver", "curve"},
     # above the objects, below the stories: the queue pairs of a connection, and its conversation
-    "talk": {"errors", "messages", "wire", "handshake"},
+    "trace": {"deadline", "handshake"},
+    "talk": {"errors", "deadline", "messages", "wire", "handshake", "trace"},
     **dict.fromkeys(PURE, PURE | {"abi", "errors"}),
     **dict.fromkeys(OBJECTS, OBJECTS | FLOOR - {"driver"} | PURE - {"messages", "wire", "handshake"}),
     "engine": OBJECTS | FLOOR - {"driver"} | {"endpoint", "path"},

@@ -59,11 +59,12 @@ agreements = st.builds(
     st.integers(0, 2**20 - 1),
     st.integers(1, 0x7FFF),
 )
+doors = st.lists(st.tuples(st.text("abc é", max_size=16), st.integers(0, 2**53)), max_size=64).map(tuple)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Hello, IDS, ends(), wishes, regions, private, st.none() | IDS, targets, st.booleans()),
-    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered),
-    st.builds(Ready, IDS),
-    st.builds(Proof, IDS),
+    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered, doors),
+    st.builds(Ready, IDS, doors),
+    st.builds(Proof, IDS, doors),
     st.builds(Beat, IDS),
     st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered),
     st.builds(Bye, IDS, TEXTS),
@@ -193,6 +194,7 @@ def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
         "v": 1, "t": "reject", "id": bytes(16), "stage": "", "errno": 0, "why": "",
         "ports": [MAPS["reply-lid"]["port"], MAPS["hello"]["port"]],
     }  # fmt: skip
+    assert MAPS["ready-doors"]["doors"] == [["port", 0], ["hello", 2500], ["a door of 16 cha", 2**53]]
     assert MAPS["bye"] == {"v": 1, "t": "bye", "id": ID, "why": "close"}
 
 
@@ -214,7 +216,7 @@ def test_unknown_keys_and_longer_rows_are_ignored(name: str) -> None:
             target = target[key]
         if isinstance(target, dict) and path != ("mem",):
             target["later"] = {"x": [1]}
-        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports"):
+        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports", "doors"):
             target.append({"x": [1]})
         assert decode(pack(body)) == VALUES[name], path
 
@@ -286,8 +288,8 @@ def test_every_truncation_and_every_excess_is_refused(name: str) -> None:
 
 
 def optional(path: tuple[Any, ...]) -> bool:
-    """Whether a message is valid without the value: one entry more or less of a list, or a region."""
-    return len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports")
+    """Whether a message is valid without the value: one entry more or less of a list, a region, or the doors."""
+    return path == ("doors",) or (len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors"))
 
 
 @names
@@ -369,6 +371,9 @@ OUT_OF_RANGE = [
     ("reject", ("why",), ["x" * 2049]),
     ("bye", ("why",), ["x" * 2049]),
     ("ready", ("id",), [b"", bytes(15), bytes(17)]),
+    ("ready-doors", ("doors",), [[["hello", 0]] * 65]),
+    ("reply-doors", ("doors", 0, 0), ["x" * 17]),
+    ("proof-doors", ("doors", 0, 1), [-1, 2**53 + 1]),
     ("ready", ("t",), ["", "Ready", "ping"]),
 ]
 
@@ -528,11 +533,15 @@ def test_a_message_longer_than_the_cap_is_not_sent() -> None:
         encode(replace(reply, ends=many, regions=regions, ports=(LARGEST.port,) * 16))
 
 
+#: as many doors as there may be
+FULL = (("x" * 16, 2**53),) * 64
+
+
 def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
     many = tuple(replace(LARGEST, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
     target = Target("x" * 64, 254, bytes(16), bytes(16))
     assert len(encode(Hello(ID, many, Wish(), {}, bytes(4096), bytes(16), target))) <= MAX_FRAME
     entry = LARGEST.port.gids[0]
     agreement = Agreement(entry, entry, LARGEST.port.active_mtu, 15, 255, 2**20 - 1, 0x7FFF)
-    assert len(encode(Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16))) <= MAX_FRAME
+    assert len(encode(Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16, FULL))) <= MAX_FRAME
     assert len(encode(Reject(ID, "x" * 64, 4095, "漢" * 2048, (LARGEST.port,) * 16))) <= MAX_FRAME

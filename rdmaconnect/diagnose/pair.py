@@ -19,6 +19,7 @@ from ..messages import Hello
 from ..oob import Channel, host_of, tcp_url
 from ..path import Candidate, Wish
 from ..terms import Terms, make_terms
+from ..trace import Trace
 from ..ways import Ways, ports_toward
 from ..wire import MAX_FRAME, encode
 from .causes import Ground, explain
@@ -75,11 +76,12 @@ def visit(
         ValueError: ``peer`` cannot be meant.
     """
     deadline = Deadline(deadline_s, ConnectTimeout)
+    trace = Trace(Role.CONNECTOR, deadline)
     url = tcp_url(peer)
     given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
     terms = make_terms("RC", given | TIMERS, None, b"", listens=False, secret=None, key=None, peer_key=None)
     try:
-        ways = Ways(ports_toward(terms.options, host_of(url)), terms)
+        ways = Ways(ports_toward(terms.options, host_of(url)), terms, trace)
         here = ways.mine()
     except ValueError as e:
         return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
@@ -95,7 +97,7 @@ def visit(
         if deadline.left_s <= 0:
             tried.append(Attempt(way, tried=False))
             continue
-        tried.append(_attempt(url, way, Ways(ways.ports, terms), terms, deadline))
+        tried.append(_attempt(url, way, Ways(ways.ports, terms, trace), terms, deadline))
         if tell is not None:
             tell(tried[-1])
     matrix = Matrix(ends(here, [a.way.here for a in tried]), ends(there, [a.way.there for a in tried]), tuple(tried))
