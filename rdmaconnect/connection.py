@@ -74,27 +74,53 @@ class Connection(Middle):
         """
         return run(self._recv_into(buffer, deadline_s))
 
-    def write(self, data: Any, region: RemoteRegion | str, *, offset: int = 0, deadline_s: float | None = 30) -> None:
-        """Write into the peer's memory; over RC, wait until it is there. The peer is not told.
+    def write(
+        self,
+        data: Any,
+        region: RemoteRegion | str,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None = 30,
+    ) -> None:
+        """Write into the peer's memory; over RC, wait until it is there. Without ``imm`` the peer is not told.
 
         Args:
             data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is written without
                 a copy.
             region: where to; the name of one of ``remote``, or a region that the peer sent.
             offset: bytes from the region's start.
+            imm: 32 bits that the peer's :meth:`recv_imm` gives when all is there; it takes one of the
+                peer's receives. With it at least one byte is to be written.
             deadline_s: seconds.
 
         Raises:
-            ValueError: it does not fit into the region.
+            ValueError: it does not fit into the region, or ``imm`` into 32 bits.
             KeyError: no region of that name.
             CompletionError: REM_ACCESS_ERR where the region is closed or may not be written; after that
                 the connection is of no more use.
             StateError: closed, or UD, which has no RDMA write.
             DeadlineExceeded, PeerClosed: as :meth:`send`.
 
-        Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``.
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
         """
-        run(self._write(data, region, offset, deadline_s))
+        run(self._write(data, region, offset, deadline_s, imm))
+
+    def recv_imm(self, *, deadline_s: float | None = 30) -> int:
+        """Wait for the peer's next ``write`` with ``imm``: what it wrote is there.
+
+        Such writes keep their order; against messages they are not ordered.
+
+        Returns:
+            The 32 bits.
+
+        Raises:
+            StateError: closed, or UD, which has no RDMA write.
+            DeadlineExceeded, CompletionError, PeerClosed: as :meth:`recv`.
+
+        Source: ibv_poll_cq(3), ``IBV_WC_RECV_RDMA_WITH_IMM``.
+        """
+        return run(self._recv_imm(deadline_s))
 
     def read(
         self,
@@ -196,10 +222,20 @@ class AsyncConnection(Middle):
         return await arun(self._recv_into(buffer, deadline_s))
 
     async def write(
-        self, data: Any, region: RemoteRegion | str, *, offset: int = 0, deadline_s: float | None = 30
+        self,
+        data: Any,
+        region: RemoteRegion | str,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None = 30,
     ) -> None:
         """See :meth:`Connection.write`."""
-        await arun(self._write(data, region, offset, deadline_s))
+        await arun(self._write(data, region, offset, deadline_s, imm))
+
+    async def recv_imm(self, *, deadline_s: float | None = 30) -> int:
+        """See :meth:`Connection.recv_imm`."""
+        return await arun(self._recv_imm(deadline_s))
 
     async def read(
         self,

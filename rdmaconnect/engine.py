@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import mmap
 import secrets
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcStatus, WrOpcode
+from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
 from .address import UdAddress
 from .completion import CQ, CompChannel
 from .device import Context
@@ -24,6 +25,7 @@ __all__ = ["Engine", "Lane", "Ring", "Sent", "Source"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
+_TOLD = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
 
@@ -124,6 +126,7 @@ class Lane:
     Attributes:
         endpoint: what the peer is told.
         broken: the first failure, or None.
+        told: (slot, immediate data) of each write that the peer told of; the slot is to be given back.
         slot_size: bytes of a slot: the payload and, for UD, 40 bytes of GRH in front of it.
     """
 
@@ -147,6 +150,7 @@ class Lane:
         self.broken: CompletionError | None = None
         self.sent: dict[int, Sent] = {}
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
+        self.told: deque[tuple[int, int]] = deque()
         self.qp = QueuePair(
             engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
         )
@@ -179,6 +183,7 @@ class Lane:
             self.sent.clear()
             self.broken = None
             self.inboxes = {} if self.is_ud else {None: deque()}
+            self.told.clear()
             end = self.endpoint
             self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
             self._init()
@@ -195,6 +200,7 @@ class Lane:
         place: tuple[int, int, int],
         remote: RemoteRegion | None = None,
         to: UdAddress | None = None,
+        imm: int | None = None,
     ) -> bool:
         """Post one send work request.
 
@@ -203,6 +209,7 @@ class Lane:
             place: address, length in bytes and lkey of the local memory.
             remote: for RDMA, the memory of the peer.
             to: for UD, where it goes.
+            imm: for an RDMA write, 32 bits that complete a receive of the peer.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -215,7 +222,9 @@ class Lane:
                 return False
             self._next_id += 1
             sent.wr_id = self._next_id
-            if to is None:
+            if imm is not None and remote is not None:
+                self._request.rdma_write_imm(sent.wr_id, remote, imm, sge=Sge(*place))
+            elif to is None:
                 self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote)
             else:
                 self._request.send(sent.wr_id, sge=Sge(*place), to=to)
@@ -242,6 +251,9 @@ class Lane:
     # ---- in
 
     def _arrived(self, slot: int, wc: Any) -> None:
+        if wc.opcode == _TOLD:
+            self.told.append((slot, socket.ntohl(wc.imm_data)))
+            return
         source = self._source(slot, wc) if self.is_ud else None
         inbox = self.inboxes.get(source)
         if inbox is None:

@@ -142,13 +142,30 @@ class Middle:
             self._lane.repost(slot)
             return length
 
-    def _write(self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None) -> Story[None]:
+    def _write(
+        self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None, imm: int | None = None
+    ) -> Story[None]:
         deadline = Deadline(deadline_s)
         self._need("RDMA write", QpType.RC, QpType.UC)
         with _held(data) as source:
             target = self._region(region).slice(offset, source.length)
             doing = f"write {source.length} bytes"
-            yield from self._transfer(WrOpcode.RDMA_WRITE, source, deadline, doing, target)
+            if imm is not None and not (source.length and 0 <= imm < 1 << 32):
+                raise ValueError(f"{doing} with imm {imm}: give at least one byte, and 32 bits")
+            opcode = WrOpcode.RDMA_WRITE if imm is None else WrOpcode.RDMA_WRITE_WITH_IMM
+            yield from self._transfer(opcode, source, deadline, doing, target, imm)
+
+    def _recv_imm(self, deadline_s: float | None) -> Story[int]:
+        deadline, told = Deadline(deadline_s), self._lane.told
+        self._need("a write that is told", QpType.RC, QpType.UC)
+        while True:
+            yield from self._wait(lambda: bool(told), deadline, "recv_imm")
+            with self._engine.lock:
+                if told:
+                    slot, imm = told.popleft()
+                    break
+        self._lane.repost(slot)
+        return imm
 
     def _read(
         self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
@@ -211,6 +228,7 @@ class Middle:
         deadline: Deadline,
         doing: str,
         target: RemoteRegion | None = None,
+        imm: int | None = None,
     ) -> Story[None]:
         """Give the data a registered address and send it from there."""
         release: Callable[[], None] = _nothing
@@ -225,7 +243,7 @@ class Middle:
         else:
             mr = self._register(source.owner, AccessFlags(0))  # it holds the buffer for itself, as long as the device
             place, release = (mr.addr, length, mr.lkey), mr.close
-        yield from self._submit(opcode, place, release, deadline, doing, target)
+        yield from self._submit(opcode, place, release, deadline, doing, target, imm)
 
     def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Story[tuple[int, tuple[int, int, int]]]:
         """Copy into a free slot of the staging memory."""
@@ -253,11 +271,12 @@ class Middle:
         deadline: Deadline,
         doing: str,
         target: RemoteRegion | None = None,
+        imm: int | None = None,
     ) -> Story[None]:
         """Post one work request and wait for its completion."""
         sent = Sent(opcode, doing, release)
         try:
-            yield from self._wait(lambda: self._lane.post(sent, place, target, self._to), deadline, doing)
+            yield from self._wait(lambda: self._lane.post(sent, place, target, self._to, imm), deadline, doing)
         except BaseException:
             if not sent.wr_id:
                 release()

@@ -218,3 +218,23 @@ def test_close_wakes_a_thread_that_receives(pair: Pair, node1: Node) -> None:
     here.close()
     with pytest.raises(StateError, match="closed"):
         waiting.result(10)
+
+
+@pytest.mark.parametrize("qp_type", ["RC", "UC"])
+def test_a_write_can_tell_the_peer(node1: Node, node2: Node, qp_type: str) -> None:
+    memory = bytearray(8)
+    options = {"regions": {"memory": memory}, "recv_depth": 2}
+    with connected(node1, node2, connect={"qp_type": qp_type}, listen=options) as (here, there):
+        here.write(b"1234", "memory")
+        for number in (0, 7, 2**32 - 1):  # more than there are receives: each is given back
+            here.write(number.to_bytes(4, "big"), "memory", offset=4, imm=number)
+            assert there.recv_imm(deadline_s=PATIENCE) == number
+            assert memory == b"1234" + number.to_bytes(4, "big")
+        here.send(b"message")
+        here.write(b"x", "memory", imm=5)
+        assert (there.recv_imm(deadline_s=PATIENCE), there.recv(deadline_s=PATIENCE)) == (5, b"message")
+        for wrong in (-1, 2**32):
+            with pytest.raises(ValueError, match="32 bits"):
+                here.write(b"x", "memory", imm=wrong)
+        with pytest.raises(ValueError, match="at least one byte"):
+            here.write(b"", "memory", imm=1)
