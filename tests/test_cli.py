@@ -23,7 +23,9 @@ from rdmaconnect.cli import main
 from rdmaconnect.endpoint import Options
 from rdmaconnect.errors import ConnectTimeout, DeviceError, RdmaConnectError, VerbsError
 from rdmaconnect.path import Wish, agree, make_path
-from rdmaconnect.pingpong import Report
+from rdmaconnect.pingpong import Echoed, Report, Row, sweep
+from rdmaconnect.report import histogram
+from rdmaconnect.trace import Mark
 
 COMMANDS: list[list[str]] = [["devices"], ["pingpong"], ["pingpong", "127.0.0.1"]]
 NO_RDMA = VerbsError("ibv_get_device_list", errno.ENOSYS, "list RDMA devices")
@@ -145,6 +147,16 @@ def test_help_and_version_are_status_0(argv: list[str], capsys: pytest.CaptureFi
         ("pingpong -s -1", "argument -s/--size: '-1' is not a whole number of 0 or more"),
         ("pingpong -s 1.5", "argument -s/--size: '1.5' is not a whole number"),
         ("pingpong -s 1073741825", "recv_size is 1073741825: give 1 to 1073741824"),
+        ("pingpong --op dance", "argument --op: invalid choice: 'dance'"),
+        ("pingpong --op read -t UC", "--op read over UC: it takes -t RC"),
+        ("pingpong --op write -t UD", "--op write over UD: it takes -t RC or UC"),
+        ("pingpong --op read -s 0", "size is 0: --op read takes 1 to 1073741824"),
+        ("pingpong --op write -s 1073741825", "size is 1073741825: --op write takes 1 to 1073741824"),
+        ("pingpong -a -s 0", "-a goes from 1 byte up to -s: give -s 1 or more"),
+        ("pingpong -n 5 -D 5", "-n says how often and -D how long: give one of them"),
+        ("pingpong -D 0", "-D is 0: give more"),
+        ("pingpong -q 0", "argument -q/--qps: '0' is not a whole number of 1 or more"),
+        ("pingpong --json --csv -", "--json and --csv - both mean standard output"),
         ("pingpong -n 0", "argument -n/--iters: '0' is not a whole number of 1 or more"),
         ("pingpong -m 1500", "argument -m/--mtu: invalid choice: "),
         ("pingpong -l 16", "sl is 16: give 0 to 15"),
@@ -247,6 +259,22 @@ def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str
     }  # fmt: skip
     Options(**{name: value for name, value in options.items() if name not in ("deadline_s", "qp_type")})
     assert asked("peer", "-t", "ud")[1]["qp_type"] == "UD"
+    assert asked("peer", "-q", "9")[1]["count"] == 9
+
+
+def test_large_receives_are_few(
+    asked: Callable[..., tuple[str, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(cli.pingpong, "check_memory", lambda need, what: taken.append(need))
+    for size, depth in ((2**16, None), (2**16 + 1, 16), (2**24, 4), (2**30, 2)):
+        assert asked("peer", "-s", str(size))[1]["recv_depth"] == depth
+        assert taken.pop() == size * (depth or 16)
+    assert asked("-s", str(2**30), "-r", "1")[1]["recv_depth"] == 1
+    # written and read memory needs no receives
+    assert asked("peer", "-s", str(2**30), "--op", "write")[1]["recv_size"] is None
+    # where there are many, each has less by default
+    assert asked("peer", "-s", "16385", "-q", "2")[1]["recv_size"] == 16385
 
 
 def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
@@ -269,19 +297,20 @@ def test_an_ipv6_host_needs_no_brackets(host: str, url: str, asked: Callable[...
 
 HERE, THERE = end(roce(gid("10.0.0.1", gid_index=1))), end(roce(gid("10.0.0.2", gid_index=2), device="rxe1"))
 PATH = make_path(HERE, THERE, agree(HERE, THERE, Wish()), Options(), connector=True)
+ROW = Row(4096, 10, 1.0, 2.0, 3.0, 4.0, 5.0, 20.0, 409.6, samples=(1.0, 2.0, 2.0, 5.0))
 REPORT = Report(
-    qp_type="RC", size=4096, iters=10, usec_per_iter=20.0, mbit_per_s=3276.8,
-    latency_us={"min": 1.0, "p50": 2.0, "p90": 3.0, "p99": 4.0, "max": 5.0}, connect_us=1500.0,
+    qp_type="RC", op="send", connections=1, rows=(ROW,), connect_us=1500.0,
     local={"device": "rxe0", "port_num": 1, "gid_index": 1, "gid": "::ffff:10.0.0.1", "lid": 0, "qp_num": 17, "psn": 5},
     remote={"device": "rxe1", "port_num": 1, "gid_index": 2, "gid": None, "lid": 9, "qp_num": 18, "psn": 6},
     path_mtu=1024, why=["by GID: this to that"],
 )  # fmt: skip
+TRACE = (Mark("port", 0.0, "local", "rxe0 port 1"), Mark("hello", 0.002, "peer", "", 0.0005))
 
 
 class Connected:
     """Stands in for a connection."""
 
-    local, peer, path, max_send_size = HERE, THERE, PATH, 4096
+    local, peer, path, max_send_size, trace = HERE, THERE, PATH, 4096, TRACE
 
     def __init__(self, *args: Any, **options: Any) -> None:
         pass
@@ -294,38 +323,102 @@ class Connected:
 
 
 @pytest.fixture
-def pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.pingpong, "connect", Connected)
-    monkeypatch.setattr(cli.pingpong, "ping", lambda conn, **options: REPORT)
+def pings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """How ping is called; it gives ``REPORT``."""
+    asked: list[dict[str, Any]] = []
+
+    def connect(url: str, *, count: int | None = None, **options: Any) -> Any:
+        return [Connected() for _ in range(count)] if count is not None else Connected()
+
+    def ping(conns: Any, **options: Any) -> Report:
+        asked.append({"connections": len(conns), **options})
+        return REPORT
+
+    monkeypatch.setattr(cli.pingpong, "connect", connect)
+    monkeypatch.setattr(cli.pingpong, "ping", ping)
+    return asked
 
 
-def test_ping_prints_ends_path_and_times(pings: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_prints_ends_path_and_times(pings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pingpong", "peer"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    lines = out.splitlines()
-    assert lines[:2] == [
-        "local address:   LID 0x0000, QPN 0x000011, PSN 0x000005, GID ::ffff:10.0.0.1 (rxe0 port 1)",
-        "remote address:  LID 0x0009, QPN 0x000012, PSN 0x000006, GID - (rxe1 port 1)",
+    assert out.splitlines() == [
+        "local address:   LID 0x0000, QPN 0x000011, PSN 0x000005",
+        "                 GID ::ffff:10.0.0.1 (rxe0 port 1)",
+        "remote address:  LID 0x0009, QPN 0x000012, PSN 0x000006",
+        "                 GID - (rxe1 port 1)",
+        "path:            by GID: this to that",
+        "connected:       1.5 ms, RC, path MTU 1024",
+        "send:            a message there and one back; contents verified",
+        "81920 bytes in 0.00 seconds = 3276.80 Mbit/sec",
+        "10 iters in 0.00 seconds = 20.00 usec/iter",
+        "",
+        "     bytes    iters    min us    p50 us    p90 us    p99 us    max us      MB/s",
+        "      4096       10      1.00      2.00      3.00      4.00      5.00    409.60",
+        "",
+        *histogram(ROW.samples, unicode=True),
     ]
-    for words in (
-        "by GID: this to that", "connected in 1.5 ms, path MTU 1024", "81920 bytes in 0.00 seconds = 3276.80 Mbit/sec",
-        "10 iters in 0.00 seconds = 20.00 usec/iter, contents verified",
-        "min 1.0  p50 2.0  p90 3.0  p99 4.0  max 5.0",
-    ):  # fmt: skip
-        assert any(words in line for line in lines[2:]), words
+    assert pings == [{
+        "connections": 1, "op": "send", "sizes": [4096], "iters": 1000, "most_bytes": None, "duration_s": None,
+        "deadline_s": 30, "tick": None,
+    }]  # fmt: skip
 
 
-def test_ping_prints_one_json_object_if_asked(pings: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ping_prints_one_json_object_if_asked(pings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pingpong", "peer", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert out.count("\n") == 1
     assert json.loads(out) == REPORT.asdict()
+    assert main(["pingpong", "peer", "--json", "--trace"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace"] == [
+        {"door": "port", "at_s": 0.0, "end": "local", "words": "rxe0 port 1", "within_s": 0.0},
+        {"door": "hello", "at_s": 0.002, "end": "peer", "words": "", "within_s": 0.0005},
+    ]
+
+
+def test_ping_writes_csv(pings: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (
+        "qp_type,op,connections,size,iters,min_us,p50_us,p90_us,p99_us,max_us,mean_us,mb_per_s,every\n"
+        "RC,send,1,4096,10,1.0,2.0,3.0,4.0,5.0,20.0,409.6,1\n"
+    )
+    assert main(["pingpong", "peer", "--csv", "-"]) == 0
+    assert capsys.readouterr().out == rows
+    assert main(["pingpong", "peer", "--csv", str(tmp_path / "a.csv")]) == 0
+    assert (tmp_path / "a.csv").read_text() == rows
+    assert "MB/s" in capsys.readouterr().out
+    assert main(["pingpong", "peer", "--csv", str(tmp_path / "none" / "a.csv")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_ping_shows_the_trace_of_both_ends(pings: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pingpong", "peer", "--trace"]) == 0
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "ms since this end began; the peer's by halving the round trip, +-0.50 ms",
+        "        ms  local      peer",
+        "      0.00  port       rxe0 port 1",
+        "      2.00             hello",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-a", {"sizes": sweep(4096), "most_bytes": 2**28}),  # what both ends take
+        ("-a -s 1000 -n 5", {"sizes": sweep(1000), "iters": 5, "most_bytes": None}),
+        ("--sweep --op read", {"op": "read", "sizes": sweep(2**23), "iters": 1000}),
+        ("--op write -s 1073741824", {"op": "write", "sizes": [2**30]}),
+        ("--op write_imm -q 3 -D 0.5", {"op": "write_imm", "connections": 3, "duration_s": 0.5}),
+    ],
+)
+def test_what_is_asked_for_is_what_is_pinged(line: str, expected: dict[str, Any], pings: list[dict[str, Any]]) -> None:
+    assert main(["pingpong", "peer", *line.split()]) == 0
+    assert {name: pings[0][name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_serving_side_says_where_it_listens_and_what_it_echoed(
+def test_the_serving_side_says_where_it_listens_and_what_it_served(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener = SimpleNamespace(url="tcp://[::]:18515", accept=Connected)
@@ -334,18 +427,25 @@ def test_the_serving_side_says_where_it_listens_and_what_it_echoed(
     def listening(*args: Any, **options: Any) -> Iterator[Any]:
         yield listener
 
+    def echo(conn: Any, more: Any, deadline_s: float) -> Echoed:
+        assert len(more(2)) == 2
+        return Echoed("send", (4096,), 10, 3)
+
     monkeypatch.setattr(cli.pingpong, "listen", listening)
-    monkeypatch.setattr(cli.pingpong, "echo", lambda conn, deadline_s: (4096, 10))
-    assert main(["pingpong", *["--json"] * as_json]) == 0
+    monkeypatch.setattr(cli.pingpong, "echo", echo)
+    assert main(["pingpong", *["--json"] * as_json, "--trace"]) == 0
     out, err = capsys.readouterr()
     assert err == "listening on tcp://[::]:18515\n"
     if as_json:
         found = json.loads(out)
-        assert (found["qp_type"], found["size"], found["iters"]) == ("RC", 4096, 10)
+        assert (found["qp_type"], found["op"], found["sizes"], found["iters"]) == ("RC", "send", [4096], 10)
         assert found["remote"]["gid"] == "::ffff:10.0.0.2"
+        assert found["trace"][0]["door"] == "port"
     else:
-        assert out.splitlines()[-1] == "echoed 10 messages of 4096 bytes, contents verified"
+        served = "served:          10 x send of 4096 bytes over 3 connections in turn, contents"
+        assert out.splitlines()[4:6] == [served, "                 verified"]
         assert "GID ::ffff:10.0.0.1 (rxe0 port 1)" in out
+        assert out.splitlines()[-1] == "      2.00             hello"
 
 
 @pytest.fixture

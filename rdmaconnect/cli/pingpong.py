@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import plot, report
+from ..abi import QpType
 from ..connect import connect
 from ..connection import Connection
 from ..endpoint import MTU_BYTES, Options
 from ..listener import listen
 from ..oob import DEFAULT_PORT, tcp_url
-from ..pingpong import Report, describe_end, echo, most_size, ping
+from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, sweep
+from ..trace import Mark
 from .arguments import count, seconds, tcp_port
 
 if TYPE_CHECKING:
@@ -24,6 +30,12 @@ __all__ = ["add"]
 
 _DEFAULTS = Options()
 _SIZES = _DEFAULTS.sizes()
+#: bytes that receives take together, if there are two at least
+_RECEIVES = 64 * 2**20
+#: the largest size of a sweep, as in perftest
+_SWEEP_TO = 8 * 2**20
+#: bytes of payload with each size of a sweep, one way
+_SWEEP_BYTES = 256 * 2**20
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -32,8 +44,10 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         "pingpong",
         parents=[common],
         help="messages there and back, checked and timed",
-        description="Without HOST: serve one ping-pong. With HOST: connect to one that serves. "
-        "The letters are those of ibv_rc_pingpong.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Without HOST: serve one ping-pong. With HOST: connect to one that serves, and say what is done.\n"
+        "The letters are those of ibv_rc_pingpong; -a, -q and -D are perftest's.",
+        epilog=_epilog(),
     )
     add = pingpong.add_argument
     add("host", nargs="?", metavar="HOST", help="name or address of the serving side")
@@ -49,75 +63,147 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         help="TCP port of the exchange (%(default)s)",
     )
     add("-t", "--type", choices=("RC", "UC", "UD"), default="RC", type=str.upper, help="queue pair type (%(default)s)")
-    add("-s", "--size", type=count(0), metavar="BYTES", help="size of each message (4096, for UD at most the MTU)")
-    add("-n", "--iters", type=count(1), default=1000, metavar="N", help="round trips (%(default)s)")
+    add("--op", choices=OPS, default="send", help="what is done, see below (%(default)s)")
+    size = "bytes of each payload, up to 1 GiB (4096, for UD at most the MTU); with -a the largest"
+    add("-s", "--size", type=count(0), metavar="BYTES", help=size)
+    add("-a", "--sweep", action="store_true", help="all powers of two from 1 byte up to -s (8 MiB)")
+    add("-n", "--iters", type=count(1), metavar="N", help="round trips (1000; with -a fewer of the large ones)")
+    add("-D", "--duration", type=seconds, metavar="SECONDS", help="for so long with each size, instead of -n")
+    add("-q", "--qps", type=count(1), default=1, metavar="N", help="connections, used in turn (%(default)s)")
     add("-m", "--mtu", type=int, choices=list(MTU_BYTES.values()), help="largest path MTU (default: the ports')")
     add("-l", "--sl", type=int, default=0, metavar="SL", help="service level, 0 to 15 (%(default)s)")
-    add(
-        "-r",
-        "--rx-depth",
-        type=int,
-        metavar="N",
-        help=f"receives kept posted ({_SIZES.recv_depth})",
-    )
+    add("-r", "--rx-depth", type=int, metavar="N", help=f"receives kept posted ({_SIZES.recv_depth})")
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
     add("--deadline", type=seconds, default=30.0, metavar="SECONDS", help=patience)
+    add("--trace", action="store_true", help="show each step of the handshake with its time, of both ends")
+    add("--csv", metavar="FILE", help="write one row for each size; - for standard output instead of text")
+    add("--plot", metavar="FILE.png", help="draw it, 1200 x 800 pixels (needs the extra 'plot')")
     pingpong.set_defaults(run=_pingpong, parser=pingpong)
 
 
+def _epilog() -> str:
+    lines = ["a round trip of each --op:"]
+    for name, op in OPS.items():
+        says = f"{op.says} ({', '.join(map(str, op.qp_types))})"
+        lines += textwrap.wrap(f"  {name:9}  {says}", 80, subsequent_indent=" " * 13)
+    return "\n".join(lines)
+
+
 def _pingpong(args: argparse.Namespace) -> int:
+    kept = _DEFAULTS.sizes(args.qps)
     options = {
         "device": args.device,
         "port_num": args.port_num,
         "gid_index": args.gid_index,
         "path_mtu": args.mtu,
         "sl": args.sl,
-        "recv_size": args.size if (args.size or 0) > _SIZES.recv_size else None,
+        "recv_size": args.size if args.op == "send" and (args.size or 0) > kept.recv_size else None,
         "recv_depth": args.rx_depth,
         "spin": 0 if args.events else _DEFAULTS.spin,
     }
     try:
         Options(**options)
+        if options["recv_size"] is not None and args.rx_depth is None:
+            options["recv_depth"] = max(2, min(kept.recv_depth, _RECEIVES // options["recv_size"]))
+        _check(args)
         url = tcp_url("*" if args.host is None else args.host, bind=args.host is None)
         url = url.removesuffix(f":{DEFAULT_PORT}") + f":{args.port}" if url.endswith(f":{DEFAULT_PORT}") else url
     except ValueError as e:
         args.parser.error(str(e))
+    size, depth, _ = Options(**options).sizes(args.qps)
+    check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
     return _serve(args, url, options) if args.host is None else _ping(args, url, options)
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what no two ends can do, before anything is done."""
+    if args.json and args.csv == "-":
+        raise ValueError("--json and --csv - both mean standard output: give --csv a file")
+    if args.duration is not None and args.iters is not None:
+        raise ValueError("-n says how often and -D how long: give one of them")
+    if args.duration == 0:
+        raise ValueError("-D is 0: give more")
+    op = OPS[args.op]
+    if QpType[args.type] not in op.qp_types:
+        raise ValueError(f"--op {args.op} over {args.type}: it takes -t {' or '.join(map(str, op.qp_types))}")
+    if args.size is not None and not op.least <= args.size <= LARGEST:
+        raise ValueError(f"size is {args.size}: --op {args.op} takes {op.least} to {LARGEST}")
+    if args.sweep and args.size == 0:
+        raise ValueError("-a goes from 1 byte up to -s: give -s 1 or more")
+    if args.plot is not None and args.host is not None:
+        plot.require()
+
+
 def _serve(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
-    with listen(url, **options) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(url, **options))
         print(f"listening on {listener.url}", file=sys.stderr, flush=True)
-        conn = listener.accept(deadline_s=None, tolerant=False)
-    with conn:
-        size, iters = echo(conn, deadline_s=args.deadline)
+
+        def accept(deadline_s: float | None = args.deadline) -> Connection:
+            return stack.enter_context(listener.accept(deadline_s=deadline_s, tolerant=False))
+
+        conn = accept(None)
+        done = echo(conn, more=lambda number: [accept() for _ in range(number)], deadline_s=args.deadline)
         ends = {
             "local": describe_end(conn.local, conn.path.local_gid),
             "remote": describe_end(conn.peer, conn.path.remote_gid),
         }
-        if args.json:
-            print(json.dumps({"qp_type": str(conn.local.qp_type), "size": size, "iters": iters, **ends}))
-        else:
-            _print_ends(**ends)
-            print(f"echoed {iters} messages of {size} bytes, contents verified")
+        trace = conn.trace if args.trace else ()
+    if args.json:
+        body = {"qp_type": str(conn.local.qp_type), **dataclasses.asdict(done), **ends}
+        print(json.dumps(body | ({"trace": list(map(dataclasses.asdict, trace))} if args.trace else {})))
+    else:
+        _print([*report.ends_lines(**ends), *report.served_lines(done), *_timeline(args, trace)])
     return 0
 
 
 def _ping(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
-    made: Connection = connect(url, qp_type=args.type, deadline_s=args.deadline, **options)
-    with made as conn, _progress(args.iters, not args.json) as tick:
-        size = min(4096, most_size(conn)) if args.size is None else args.size
-        report = ping(conn, size=size, iters=args.iters, deadline_s=args.deadline, tick=tick)
+    many = {"count": args.qps} if args.qps > 1 else {}
+    made: Any = connect(url, qp_type=args.type, deadline_s=args.deadline, **many, **options)
+    with contextlib.ExitStack() as stack:
+        conns: list[Connection] = [stack.enter_context(conn) for conn in (made if many else [made])]
+        trace = conns[0].trace if args.trace else ()
+        sizes = _sizes(args, most_size(conns[0]))
+        tick = stack.enter_context(_progress(not args.json))
+        result = ping(
+            conns, op=args.op, sizes=sizes, iters=args.iters or 1000, duration_s=args.duration,
+            most_bytes=_SWEEP_BYTES if args.sweep and args.iters is None else None,
+            deadline_s=args.deadline, tick=tick,
+        )  # fmt: skip
     if args.json:
-        print(json.dumps(report.asdict()))
+        more = {"trace": list(map(dataclasses.asdict, trace))} if args.trace else {}
+        print(json.dumps(result.asdict() | more))
+    elif args.csv == "-":
+        print(report.csv_text(result), end="")
     else:
-        _print_report(report)
+        unicode = report.can_draw(sys.stdout.encoding)
+        _print([*report.report_lines(result, unicode=unicode), *_timeline(args, trace)])
+    if args.csv not in (None, "-"):
+        Path(args.csv).write_text(report.csv_text(result))
+    if args.plot is not None:
+        plot.save(result, args.plot)
     return 0
 
 
+def _sizes(args: argparse.Namespace, most: int) -> list[int]:
+    """The sizes to measure; ``most`` is the longest message that both ends take."""
+    fits = most if args.op == "send" else LARGEST
+    if args.sweep:
+        return sweep(min(_SWEEP_TO, fits) if args.size is None else args.size)
+    return [min(4096, fits) if args.size is None else args.size]
+
+
+def _timeline(args: argparse.Namespace, trace: Sequence[Mark]) -> list[str]:
+    return ["", *report.timeline(trace)] if args.trace else []
+
+
+def _print(lines: list[str]) -> None:
+    print("\n".join(lines))
+
+
 @contextlib.contextmanager
-def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None] | None]:
+def _progress(wanted: bool) -> Iterator[Callable[[float], None] | None]:
     """A bar on a terminal, where the extra ``cli`` (rich) is installed."""
     if not (wanted and sys.stderr.isatty()):
         yield None
@@ -129,24 +215,5 @@ def _progress(total: int, wanted: bool) -> Iterator[Callable[[int], None] | None
         yield None
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("ping-pong", total=total)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _print_ends(local: dict[str, Any], remote: dict[str, Any]) -> None:
-    for name, end in (("local", local), ("remote", remote)):
-        print(
-            f"{name + ' address:':16} LID {end['lid']:#06x}, QPN {end['qp_num']:#08x}, PSN {end['psn']:#08x}, "
-            f"GID {end['gid'] or '-'} ({end['device']} port {end['port_num']})"
-        )
-
-
-def _print_report(report: Report) -> None:
-    _print_ends(report.local, report.remote)
-    for line in report.why:
-        print(f"{'path:':16} {line}")
-    seconds = report.usec_per_iter * report.iters / 1e6
-    print(f"connected in {report.connect_us / 1000:.1f} ms, path MTU {report.path_mtu}")
-    print(f"{2 * report.size * report.iters} bytes in {seconds:.2f} seconds = {report.mbit_per_s:.2f} Mbit/sec")
-    print(f"{report.iters} iters in {seconds:.2f} seconds = {report.usec_per_iter:.2f} usec/iter, contents verified")
-    print("latency usec:    " + "  ".join(f"{name} {value:.1f}" for name, value in report.latency_us.items()))
+        task = bar.add_task("ping-pong", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

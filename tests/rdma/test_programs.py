@@ -36,13 +36,15 @@ def _cli(node: Node, *words: str) -> list[str]:
 
 
 def test_pingpong_prints_one_json_object(node1: Node, node2: Node) -> None:
-    options = ["pingpong", "-s", "5000", "-n", "20", "-p", "18600", "--deadline", str(LONG), "--json"]
+    options = ["pingpong", "-s", "5000", "-n", "20", "-p", "18600", "--deadline", str(LONG), "--json", "--trace"]
     served, pinged = _both(_cli(node2, *options), _cli(node1, *options, node2.address))
     report, other = json.loads(pinged), json.loads(served)
-    assert (report["qp_type"], report["size"], report["iters"], report["path_mtu"]) == ("RC", 5000, 20, 4096)
-    assert set(report["latency_us"]) == {"min", "p50", "p90", "p99", "max"}
-    assert 0 < report["latency_us"]["min"] <= report["latency_us"]["p50"] <= report["latency_us"]["max"]
-    assert report["usec_per_iter"] >= report["latency_us"]["min"]
+    assert (report["qp_type"], report["op"], report["connections"], report["path_mtu"]) == ("RC", "send", 1, 4096)
+    assert (other["op"], other["sizes"], other["iters"], other["connections"]) == ("send", [5000], 20, 1)
+    (row,) = report["rows"]
+    assert (row["size"], row["iters"]) == (5000, 20)
+    assert 0 < row["min_us"] <= row["p50_us"] <= row["p90_us"] <= row["p99_us"] <= row["max_us"]
+    assert {mark["end"] for mark in report["trace"]} == {mark["end"] for mark in other["trace"]} == {"local", "peer"}
     assert report["connect_us"] > 0
     for end, node in (("local", node1), ("remote", node2)):
         assert report[end]["device"] == node.device
