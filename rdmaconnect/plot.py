@@ -74,11 +74,20 @@ def figure(report: Report) -> Figure:
     return made
 
 
+def _in_us(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+
+
 def _histogram(axes: Any, row: Row) -> None:
     found = bins(row.samples, 50)
     edges = [found[0][0] * 0.999, *(high for _, high, _ in found[:-1]), found[-1][1] * 1.001]
     axes.stairs([number for _, _, number in found], edges, fill=True)
     axes.set(xscale="log", xlabel="round trip, us", ylabel="number", title=f"{row.size} bytes, {row.iters} round trips")
+    _in_us(axes.xaxis)
 
 
 def _distributions(axes: Any, rows: Sequence[Row]) -> None:
@@ -87,6 +96,7 @@ def _distributions(axes: Any, rows: Sequence[Row]) -> None:
         ranked = sorted(row.samples)
         axes.step(ranked, [(n + 1) / len(ranked) * 100 for n in range(len(ranked))], label=f"{row.size} bytes")
     axes.set(xscale="log", xlabel="round trip, us", ylabel="% that took no longer", title="distribution")
+    _in_us(axes.xaxis)
     axes.grid(alpha=0.3)
     axes.legend()
 
@@ -96,6 +106,7 @@ def _latency(axes: Any, rows: Sequence[Row]) -> None:
     for name, label in _SHARES:
         axes.plot(sizes, [getattr(row, name) for row in rows], marker=".", label=label)
     axes.set(xlabel="bytes", ylabel="round trip, us", title="latency", yscale="log")
+    _in_us(axes.yaxis)
     axes.set_xscale("symlog" if 0 in sizes else "log", base=2)
     axes.grid(alpha=0.3)
     axes.legend()

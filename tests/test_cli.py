@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -516,3 +517,36 @@ def test_a_pair_of_keys_is_made_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert key not in out
     assert main(["keygen", name]) == 1
     assert "is there already. Take another name." in capsys.readouterr().err
+
+
+# ---- the bar
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_bar_is_shown_on_a_terminal_where_rich_is_installed(
+    installed: bool, pings: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    if not installed:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    ping = cli.pingpong.ping
+
+    def ticks(conns: Any, tick: Callable[[float], None] | None, **options: Any) -> Report:
+        if tick is not None:
+            tick(0.5)
+            terminal.write("half")
+        return ping(conns, tick=tick, **options)
+
+    monkeypatch.setattr(cli.pingpong, "ping", ticks)
+    assert main(["pingpong", "peer"]) == 0
+    assert ("half" in terminal.getvalue()) is installed
+    assert ("ping-pong" in terminal.getvalue()) is installed
