@@ -30,6 +30,8 @@ import errno as _errno
 import os
 from collections.abc import Sequence
 
+from .hints import HINTS
+
 __all__ = [
     "HINTS",
     "AuthenticationError",
@@ -52,124 +54,6 @@ __all__ = [
     "errno_name",
     "hint_for",
 ]
-
-#: (verb, errno name) or (verb, condition) -> the next step. ``{...}`` fields are filled by the raiser.
-#: Sources: kernel drivers/infiniband/core/addr.c and verbs.c, and measurements on SoftRoCE.
-HINTS: dict[tuple[str, str], str] = {
-    ("ibv_get_device_list", "ENOSYS"): (
-        "This kernel has no RDMA subsystem: load it (modprobe ib_uverbs and the device's driver, "
-        "for SoftRoCE rdma_rxe), or use a kernel that has it."
-    ),
-    ("ibv_get_device_list", "EPERM"): "Run as a user who may read /sys/class/infiniband_verbs.",
-    ("ibv_open_device", "ENOENT"): "The device node is absent: in a container pass --device /dev/infiniband.",
-    ("ibv_open_device", "EACCES"): "The user may not open it: add the user to the node's group (often rdma).",
-    ("ibv_open_device", "EPERM"): (
-        "A device cgroup or the RDMA network-namespace mode forbids it: pass the device to the container "
-        "(--device), or see `rdma system show` (exclusive mode hides devices of other namespaces)."
-    ),
-    ("ibv_reg_mr", "ENOMEM"): "The locked-memory limit is too low: ulimit -l, LimitMEMLOCK=, --ulimit memlock=-1.",
-    ("ibv_reg_mr", "EFAULT"): "The address range is not all mapped, or not writable while write access was asked for.",
-    ("ibv_reg_mr", "EINVAL"): "Remote write and remote atomic access need local write access too.",
-    ("ibv_create_qp", "EINVAL"): "A capability is above the device's limit: compare with query_device().",
-    (
-        "ibv_create_qp",
-        "ENOMEM",
-    ): "The device has no room for another queue pair, or the locked-memory limit is too low.",
-    ("ibv_create_qp", "EOPNOTSUPP"): "The device does not have this qp_type.",
-    ("ibv_create_cq", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
-    ("ibv_create_cq_ex", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
-    ("ibv_create_cq_ex", "EOPNOTSUPP"): (
-        "The provider lacks one of the flags asked for, or extended completion queues at all "
-        "(efa, hns, ionic, irdma, mlx4, mlx5 and rxe have them)."
-    ),
-    ("ibv_resize_cq", "EINVAL"): "cqe must be from 1 to max_cqe, and not below the completions that wait in the queue.",
-    ("ibv_resize_cq", "EOPNOTSUPP"): "Those of bnxt_re, irdma, mlx4, mlx5 and rxe do.",
-    ("ibv_modify_cq", "EOPNOTSUPP"): "Those of hns, mlx4 and mlx5 do.",
-    ("ibv_query_rt_values_ex", "EOPNOTSUPP"): "Those of mlx4 and mlx5 do.",
-    ("ibv_wc_read_completion_ts", "EOPNOTSUPP"): "Those of ionic, irdma, mlx4 and mlx5 do.",
-    ("ibv_create_comp_channel", "EMFILE"): "Raise the open-file limit (ulimit -n): a context takes 2, a channel 1.",
-    ("ibv_post_send", "ENOMEM"): "The send queue is full: wait for completions, or ask for a larger max_send_wr.",
-    ("ibv_post_recv", "ENOMEM"): "The receive queue is full: ask for a larger max_recv_wr.",
-    ("ibv_post_send", "EINVAL"): (
-        "The queue pair must be in RTS, have this operation and so many pieces (max_send_sge), "
-        "and no message may be longer than the port's max_msg_sz."
-    ),
-    ("ibv_post_srq_recv", "ENOMEM"): "The shared receive queue is full: ask for a larger max_wr.",
-    ("ibv_post_srq_recv", "EINVAL"): "A receive has more pieces than the queue's max_sge.",
-    ("ibv_wr_complete", "ENOSPC"): "The send queue has no room for all of the batch: wait for completions.",
-    ("ibv_wr_complete", "ENOMEM"): "The send queue has no room for all of the batch: wait for completions.",
-    ("ibv_wr_complete", "EINVAL"): "The queue pair must be in RTS, and have this operation and so many pieces.",
-    ("ibv_create_qp_ex", "EINVAL"): "A capability is above the device's limit: compare with query_device().",
-    ("ibv_create_qp_ex", "EOPNOTSUPP"): (
-        "The device does not have this qp_type, or not all of the create_flags, send_ops_flags and other "
-        "extended attributes: ask for less."
-    ),
-    ("ibv_create_srq", "EINVAL"): "max_wr or max_sge is 0 or above the device's limit: compare with query_device().",
-    ("ibv_create_srq_ex", "EOPNOTSUPP"): "The device does not have this srq_type.",
-    ("ibv_modify_srq", "EINVAL"): "srq_limit must be below max_wr, and max_wr not below what is posted.",
-    ("ibv_create_ah", "EINVAL"): "On Ethernet is_global must be 1, and dgid of the sgid_index entry's address family.",
-    ("ibv_bind_mw", "EINVAL"): "Only a type 1 window is bound so; the region needs MW_BIND, no window ZERO_BASED.",
-    ("ibv_bind_mw", "EPERM"): "Window and region are of different protection domains.",
-    ("ibv_dereg_mr", "EINVAL"): "A memory window may be bound to it: close that first.",
-    # which of rdma-core 65's providers fill the slot (grep -l '\.open_xrcd =' providers/*/*.c)
-    ("ibv_advise_mr", "EOPNOTSUPP"): "mlx5 has it, rxe since rdma-core 59.",
-    ("ibv_alloc_mw", "EOPNOTSUPP"): "mlx4, mlx5, irdma, ionic and rxe have memory windows.",
-    ("ibv_attach_mcast", "EOPNOTSUPP"): "mlx4, mlx5, irdma, cxgb4 and rxe have multicast.",
-    ("ibv_create_srq", "EOPNOTSUPP"): "Most devices have it, EFA has not.",
-    ("ibv_create_wq", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
-    ("ibv_create_rwq_ind_table", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
-    ("ibv_get_srq_num", "EOPNOTSUPP"): "Only XRC queues have a number, and only mlx4, mlx5, hns and qedr have XRC.",
-    ("ibv_modify_qp_rate_limit", "EOPNOTSUPP"): "mlx5 and bnxt_re have packet pacing.",
-    ("ibv_open_qp", "EOPNOTSUPP"): "It is for XRC_RECV, which mlx4, mlx5 and hns have.",
-    ("ibv_open_xrcd", "EOPNOTSUPP"): "mlx4, mlx5, hns and qedr have XRC.",
-    ("ibv_query_ece", "EOPNOTSUPP"): "Only mlx5 has it.",
-    ("ibv_set_ece", "EOPNOTSUPP"): "Only mlx5 has it, and it needs a vendor_id.",
-    ("ibv_reg_dmabuf_mr", "EOPNOTSUPP"): "mlx5, irdma, bnxt_re, efa, ionic and mana can register dma-bufs.",
-    ("ibv_rereg_mr", "EOPNOTSUPP"): "mlx4, mlx5, irdma and hns have it: close the region and register anew.",
-    ("ibv_wr_flush", "EOPNOTSUPP"): "rxe has it since rdma-core 45.",
-    ("ibv_wr_send_tso", "EOPNOTSUPP"): "mlx5 has it, for UD and RAW_PACKET.",
-    ("ibv_wr_set_xrc_srqn", "EOPNOTSUPP"): "mlx5 has it, for XRC_SEND.",
-    ("ibv_post_recv", "EINVAL"): "The queue pair must have left RESET.",
-    ("ibv_modify_qp RTR", "ETIMEDOUT"): (
-        "The route to {remote_gid} did not resolve from gid_index {gid_index} ({local_gid}): "
-        "check that the peer answers on that network."
-    ),
-    ("ibv_modify_qp RTR", "ENETUNREACH"): (
-        "There is no route to {remote_gid} from gid_index {gid_index} ({local_gid}), or its network device is down: "
-        "check `ip -6 route get` and `ip link`."
-    ),
-    ("ibv_modify_qp RTR", "ENODATA"): (
-        "gid_index {gid_index} is an empty slot: the address was removed or re-added; "
-        "see `rdmaconnect devices` for the table as it is now."
-    ),
-    ("ibv_modify_qp RTR", "ENODEV"): (
-        "The network device of gid_index {gid_index} is missing, or in another network namespace."
-    ),
-    ("ibv_modify_qp RTR", "EINVAL"): (
-        "On Ethernet this means no GRH, or GIDs of different address families "
-        "({local_gid} to {remote_gid}), or a wrong port or MTU."
-    ),
-    ("ibv_modify_qp ALT_PATH", "EINVAL"): (
-        "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."
-    ),
-    ("bind", "EADDRINUSE"): "Another program listens there (`ss -ltnp` names it): end it, or take another port.",
-    ("bind", "EACCES"): "Ports below 1024 need privileges: take another one.",
-    ("bind", "ENODEV"): "Give an address of this host, or * for all.",
-    ("bind", "EADDRNOTAVAIL"): "Give an address of this host, or * for all.",
-    ("completion", "RETRY_EXC_ERR"): (
-        "The peer stopped answering: it is gone, its queue pair is not in RTR, "
-        "or a firewall drops RoCE (UDP port 4791)."
-    ),
-    ("completion", "RNR_RETRY_EXC_ERR"): "The peer has no receive posted: it must recv() in time.",
-    ("completion", "REM_ACCESS_ERR"): "The remote region's rkey, range or access flags do not allow this.",
-    ("completion", "REM_INV_REQ_ERR"): (
-        "The peer refused the request: the message is larger than its receive buffer, "
-        "or its queue pair does not allow the operation."
-    ),
-    ("completion", "LOC_PROT_ERR"): "The local buffer is outside of its memory region, or that was closed.",
-    ("completion", "LOC_LEN_ERR"): "The message is longer than the receive buffer.",
-    ("completion", "WR_FLUSH_ERR"): "The queue pair went to ERR: the failure before this one is the cause.",
-}
 
 
 def errno_name(number: int) -> str:

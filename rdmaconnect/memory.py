@@ -6,6 +6,7 @@ Memory is anything with a buffer (``buffers``), or an address and a length, or a
 from __future__ import annotations
 
 import ctypes
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from . import buffers, verbs
 from .abi import AccessFlags, AdviseMrAdvice, MwType, ReregMrFlags, ibv_mw_bind_info, ibv_sge
 from .device import Context
 from .endpoint import RemoteRegion
-from .errors import StateError, VerbsError
+from .errors import HINTS, StateError, VerbsError
 from .handle import Owned
 
 __all__ = ["FULL_ACCESS", "MR", "MW", "PD", "Dmabuf", "Sge"]
@@ -128,6 +129,8 @@ class MR(Owned):
             held.release()
             if held.device is not None and isinstance(e, VerbsError):
                 raise _out_of_reach(e, held, pd) from None
+            if isinstance(e, VerbsError) and e.errno == errno.ENOMEM:
+                raise _over_limit(e, length) from None
             raise
         super().__init__(pointer, f"MR of {length} bytes", (pd,))
         self._held, self.length, self.pd, self.access = held, length, pd, access
@@ -259,6 +262,18 @@ def _out_of_reach(error: VerbsError, held: buffers.Buffer, pd: PD) -> VerbsError
         "The RDMA device does not reach that memory: for CUDA load nvidia-peermem, or export a dma-buf "
         "(cuMemGetHandleForAddressRange) and register Dmabuf(fd, length); else copy it to the CPU first.",
     )  # fmt: skip
+
+
+def _over_limit(error: VerbsError, length: int) -> VerbsError:
+    """What may be locked, against what was to be."""
+    import resource  # Windows has none, and no RDMA either
+
+    have, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if have == resource.RLIM_INFINITY:
+        hint = "There is no locked-memory limit here: host or device are out of memory. See `free` and `rdma resource`."
+    else:
+        hint = f"This process may lock {have} bytes in all. {HINTS['ibv_reg_mr', 'ENOMEM']}"
+    return VerbsError(error.verb, errno.ENOMEM, f"register {length} bytes of memory", hint)
 
 
 class MW(Owned):

@@ -117,7 +117,9 @@ def test_a_verb_that_failed_is_named_with_its_errno_and_the_next_step() -> None:
     assert (error.verb, error.errno, error.doing) == ("ibv_reg_mr", errno.ENOMEM, "register 64 bytes of memory")
     assert str(error) == (
         "register 64 bytes of memory: ibv_reg_mr: ENOMEM (12), Cannot allocate memory. "
-        "The locked-memory limit is too low: ulimit -l, LimitMEMLOCK=, --ulimit memlock=-1."
+        "The locked-memory limit is too low (`ulimit -l` tells it, in KiB): in a shell `ulimit -l unlimited`, in a "
+        "systemd unit LimitMEMLOCK=infinity, in Docker --ulimit memlock=-1, in Slurm "
+        "PropagateResourceLimitsExcept=MEMLOCK."
     )
 
 
@@ -189,14 +191,44 @@ def test_every_hint_belongs_to_something_that_can_happen() -> None:
         if what == "completion":
             assert condition in WcStatus.__members__
         else:
-            assert verb == "bind" or verb in abi.PROTOTYPES or verb in abi.OPS, what
+            assert what in ("bind", "rdma link add") or verb in abi.PROTOTYPES or verb in abi.OPS, what
             assert getattr(errno, condition) in errno.errorcode
-        assert verb == what or what.partition(" ")[2] in {*QpState.__members__, *QpAttrMask.__members__}
+        steps = {"link add", *QpState.__members__, *QpAttrMask.__members__}
+        assert verb == what or what.partition(" ")[2] in steps
         assert text.endswith((".", ")")), text
         if what != "completion":
             found = hint_for(what, getattr(errno, condition), gid_index=1, local_gid=2, remote_gid=3)
             assert found
             assert "{" not in found
+
+
+@pytest.mark.parametrize("status", [status for status in WcStatus if status is not WcStatus.SUCCESS], ids=str)
+def test_every_completion_status_that_is_an_error_has_a_hint(status: WcStatus) -> None:
+    assert str(CompletionError(status)).endswith(HINTS["completion", status.name])
+
+
+#: what the faults of the field gave on SoftRoCE, and what other hosts were seen to give
+FIELD = """
+ibv_modify_qp RTR: ENODATA EINVAL ETIMEDOUT ENETUNREACH ENODEV
+ibv_create_ah: ETIMEDOUT EINVAL
+ibv_post_recv: EINVAL
+ibv_post_send: EINVAL ENOMEM
+ibv_create_qp: EINVAL EOPNOTSUPP
+ibv_create_cq: EINVAL
+ibv_modify_qp RTS: EINVAL
+ibv_modify_qp INIT: EINVAL
+ibv_reg_mr: ENOMEM
+ibv_create_comp_channel: EMFILE
+ibv_open_device: ENOENT EACCES EPERM
+rdma link add: EEXIST ENODEV
+bind: EADDRINUSE
+"""
+
+
+def test_every_failure_seen_in_the_field_has_a_hint() -> None:
+    lines = [line.partition(": ") for line in FIELD.strip().splitlines()]
+    seen = {(verb, name) for verb, _, names in lines for name in names.split()}
+    assert seen - HINTS.keys() == set()
 
 
 def test_a_hint_is_filled_or_left_out() -> None:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import RdmaConnectError
-from . import completion, devices, doctor, keys, pingpong, states
+from . import completion, devices, doctor, explain, keys, pingpong, states
 
 __all__ = ["main"]
 
-COMMANDS = (doctor, pingpong, devices, states, keys, completion)
+COMMANDS = (doctor, pingpong, devices, states, explain, keys, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,388 @@
+"""What failures mean and what to do about them, as data: for errors while they are raised, and for ``explain``.
+
+:data:`HINTS` is for one errno of one verb, or one completion status; :data:`CLASSES` for the classes of
+:mod:`rdmaconnect.errors`; :data:`THEMES` for what people ask about that no number names. Each text tells
+the cause, then what to type next.
+
+Sources: the manual pages of the verbs, kernel drivers/infiniband/core/addr.c and verbs.c, measurements on
+SoftRoCE, and public threads about connections that failed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CLASSES", "HINTS", "THEMES"]
+
+_MEMLOCK = (
+    "The locked-memory limit is too low (`ulimit -l` tells it, in KiB): in a shell `ulimit -l unlimited`, in a systemd "
+    "unit LimitMEMLOCK=infinity, in Docker --ulimit memlock=-1, in Slurm PropagateResourceLimitsExcept=MEMLOCK."
+)
+_OR_MEMLOCK = "the locked-memory limit is too low (`ulimit -l`): see `rdmaconnect explain memlock`."
+_FILES = (
+    "No file descriptor is left: raise the open-file limit (`ulimit -n 65536`, in a systemd unit LimitNOFILE=65536)."
+)
+_LIMIT = "is above the device's limit: compare with query_device() (`rdmaconnect devices -v`)."
+_EEC = "It belongs to the RD transport, which no device has: take it for a fault of the provider, and update it."
+
+#: (verb, errno name) or ("completion", status) -> cause and remedy. ``{...}`` fields are filled by the raiser.
+HINTS: dict[tuple[str, str], str] = {
+    # ---- devices
+    ("ibv_get_device_list", "ENOSYS"): (
+        "This kernel has no RDMA subsystem: load it (modprobe ib_uverbs and the device's driver, "
+        "for SoftRoCE rdma_rxe), or use a kernel that has it."
+    ),
+    ("ibv_get_device_list", "EPERM"): "Run as a user who may read /sys/class/infiniband_verbs.",
+    ("ibv_get_device_list", "EMFILE"): _FILES,
+    ("ibv_open_device", "ENOENT"): "The device node is absent: in a container pass --device /dev/infiniband.",
+    ("ibv_open_device", "EACCES"): (
+        "The user may not open it: add the user to the node's group, often rdma (`ls -l /dev/infiniband`, "
+        "`usermod -aG rdma USER`)."
+    ),
+    ("ibv_open_device", "EPERM"): (
+        "A device cgroup or the RDMA network-namespace mode forbids it: pass the device to the container "
+        "(--device), or see `rdma system show` (exclusive mode hides devices of other namespaces)."
+    ),
+    ("ibv_open_device", "EMFILE"): f"{_FILES} A context takes 2.",
+    (
+        "ibv_open_device",
+        "ENODEV",
+    ): "The device went away (its driver was unloaded, or resets it): see `rdma link`.",
+    ("rdma link add", "EEXIST"): "The network device carries one already: `rdma link` shows it.",
+    ("rdma link add", "ENODEV"): "There is no such network device here: `ip link` lists those of this namespace.",
+    ("rdma link add", "EINVAL"): "The type is not known: load the driver first, for SoftRoCE `modprobe rdma_rxe`.",
+    # ---- memory
+    ("ibv_reg_mr", "ENOMEM"): _MEMLOCK,
+    ("ibv_reg_mr", "EFAULT"): "The address range is not all mapped, or not writable while write access was asked for.",
+    ("ibv_reg_mr", "EINVAL"): "Remote write and remote atomic access need local write access too.",
+    ("ibv_reg_mr", "EOPNOTSUPP"): "The device cannot register this kind of memory or access: ask for less.",
+    ("ibv_reg_mr", "EPERM"): f"The kernel refused to lock so much memory. {_MEMLOCK}",
+    ("ibv_reg_dmabuf_mr", "EOPNOTSUPP"): "mlx5, irdma, bnxt_re, efa, ionic and mana can register dma-bufs.",
+    ("ibv_rereg_mr", "EOPNOTSUPP"): "mlx4, mlx5, irdma and hns have it: close the region and register anew.",
+    ("ibv_dereg_mr", "EINVAL"): "A memory window may be bound to it: close that first.",
+    ("ibv_bind_mw", "EINVAL"): "Only a type 1 window is bound so; the region needs MW_BIND, no window ZERO_BASED.",
+    ("ibv_bind_mw", "EPERM"): "Window and region are of different protection domains.",
+    # ---- completion queues
+    ("ibv_create_cq", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
+    ("ibv_create_cq", "ENOMEM"): f"The device has no room for so long a queue, or {_OR_MEMLOCK}",
+    ("ibv_create_cq_ex", "EINVAL"): "cqe must be from 1 to the device's max_cqe: see query_device().",
+    ("ibv_create_cq_ex", "EOPNOTSUPP"): (
+        "The provider lacks one of the flags asked for, or extended completion queues at all "
+        "(efa, hns, ionic, irdma, mlx4, mlx5 and rxe have them)."
+    ),
+    ("ibv_resize_cq", "EINVAL"): "cqe must be from 1 to max_cqe, and not below the completions that wait in the queue.",
+    ("ibv_resize_cq", "EOPNOTSUPP"): "The providers of bnxt_re, irdma, mlx4, mlx5 and rxe have it.",
+    ("ibv_modify_cq", "EOPNOTSUPP"): "The providers of hns, mlx4 and mlx5 have it.",
+    ("ibv_query_rt_values_ex", "EOPNOTSUPP"): "The providers of mlx4 and mlx5 have it.",
+    ("ibv_wc_read_completion_ts", "EOPNOTSUPP"): "The providers of ionic, irdma, mlx4 and mlx5 have it.",
+    ("ibv_create_comp_channel", "EMFILE"): "Raise the open-file limit (ulimit -n): a context takes 2, a channel 1.",
+    # ---- queue pairs
+    ("ibv_create_qp", "EINVAL"): f"A capability {_LIMIT}",
+    ("ibv_create_qp", "ENOMEM"): (
+        f"The device has no room for another queue pair (`rdma resource` tells how many there are), or {_OR_MEMLOCK}"
+    ),
+    ("ibv_create_qp", "EOPNOTSUPP"): "The device does not have this qp_type.",
+    ("ibv_create_qp_ex", "EINVAL"): f"A capability {_LIMIT}",
+    ("ibv_create_qp_ex", "EOPNOTSUPP"): (
+        "The device does not have this qp_type, or not all of the create_flags, send_ops_flags and other "
+        "extended attributes: ask for less."
+    ),
+    ("ibv_create_srq", "EINVAL"): "max_wr or max_sge is 0 or above the device's limit: compare with query_device().",
+    ("ibv_create_srq_ex", "EOPNOTSUPP"): "The device does not have this srq_type.",
+    ("ibv_modify_srq", "EINVAL"): "srq_limit must be below max_wr, and max_wr not below what is posted.",
+    ("ibv_post_send", "ENOMEM"): "The send queue is full: wait for completions, or ask for a larger max_send_wr.",
+    ("ibv_post_send", "EINVAL"): (
+        "The queue pair must be in RTS, have this operation and so many pieces (max_send_sge), "
+        "and no message may be longer than the port's max_msg_sz."
+    ),
+    ("ibv_post_recv", "ENOMEM"): "The receive queue is full: ask for a larger max_recv_wr.",
+    ("ibv_post_recv", "EINVAL"): "The queue pair must have left RESET.",
+    ("ibv_post_srq_recv", "ENOMEM"): "The shared receive queue is full: ask for a larger max_wr.",
+    ("ibv_post_srq_recv", "EINVAL"): "A receive has more pieces than the queue's max_sge.",
+    ("ibv_wr_complete", "ENOSPC"): "The send queue has no room for all of the batch: wait for completions.",
+    ("ibv_wr_complete", "ENOMEM"): "The send queue has no room for all of the batch: wait for completions.",
+    ("ibv_wr_complete", "EINVAL"): "The queue pair must be in RTS, and have this operation and so many pieces.",
+    # ---- what only some devices have: which of rdma-core 65's providers fill the slot
+    # (grep -l '\.open_xrcd =' providers/*/*.c)
+    ("ibv_advise_mr", "EOPNOTSUPP"): "mlx5 has it, rxe since rdma-core 59.",
+    ("ibv_alloc_mw", "EOPNOTSUPP"): "mlx4, mlx5, irdma, ionic and rxe have memory windows.",
+    ("ibv_attach_mcast", "EOPNOTSUPP"): "mlx4, mlx5, irdma, cxgb4 and rxe have multicast.",
+    ("ibv_create_srq", "EOPNOTSUPP"): "Most devices have it, EFA has not.",
+    ("ibv_create_wq", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
+    ("ibv_create_rwq_ind_table", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
+    ("ibv_get_srq_num", "EOPNOTSUPP"): "Only XRC queues have a number, and only mlx4, mlx5, hns and qedr have XRC.",
+    ("ibv_modify_qp_rate_limit", "EOPNOTSUPP"): "mlx5 and bnxt_re have packet pacing.",
+    ("ibv_open_qp", "EOPNOTSUPP"): "It is for XRC_RECV, which mlx4, mlx5 and hns have.",
+    ("ibv_open_xrcd", "EOPNOTSUPP"): "mlx4, mlx5, hns and qedr have XRC.",
+    ("ibv_query_ece", "EOPNOTSUPP"): "Only mlx5 has it.",
+    ("ibv_set_ece", "EOPNOTSUPP"): "Only mlx5 has it, and it needs a vendor_id.",
+    ("ibv_wr_flush", "EOPNOTSUPP"): "rxe has it since rdma-core 45.",
+    ("ibv_wr_send_tso", "EOPNOTSUPP"): "mlx5 has it, for UD and RAW_PACKET.",
+    ("ibv_wr_set_xrc_srqn", "EOPNOTSUPP"): "mlx5 has it, for XRC_SEND.",
+    # ---- address handles: the kernel resolves the route for UD here, as it does at RTR for RC and UC
+    ("ibv_create_ah", "EINVAL"): "On Ethernet is_global must be 1, and dgid of the sgid_index entry's address family.",
+    ("ibv_create_ah", "ETIMEDOUT"): (
+        "The route to dgid did not resolve: check that the peer answers on that network (`ip neigh`: FAILED if not)."
+    ),
+    ("ibv_create_ah", "ENETUNREACH"): (
+        "There is no route to dgid, or the network device of the GID is down: see `ip route get` and `ip link`."
+    ),
+    ("ibv_create_ah", "ENODATA"): "sgid_index is an empty slot: see `rdmaconnect devices` for the table as it is now.",
+    ("ibv_create_ah", "ENODEV"): "The GID's network device is missing, or in another network namespace: see `ip link`.",
+    # ---- steps of a queue pair
+    ("ibv_modify_qp INIT", "EINVAL"): (
+        "A value is not one of the port's (`rdmaconnect devices -v`), or an attribute is missing or too much "
+        "(`rdmaconnect states RC`)."
+    ),
+    ("ibv_modify_qp RTR", "ETIMEDOUT"): (
+        "The route to {remote_gid} did not resolve from gid_index {gid_index} ({local_gid}): "
+        "check that the peer answers on that network."
+    ),
+    ("ibv_modify_qp RTR", "ENETUNREACH"): (
+        "There is no route to {remote_gid} from gid_index {gid_index} ({local_gid}), or its network device is down: "
+        "check `ip -6 route get` and `ip link`."
+    ),
+    ("ibv_modify_qp RTR", "EHOSTUNREACH"): (
+        "The route to {remote_gid} from gid_index {gid_index} ({local_gid}) leads nowhere: "
+        "check `ip route get` and `ip neigh`."
+    ),
+    ("ibv_modify_qp RTR", "ENODATA"): (
+        "gid_index {gid_index} is an empty slot: the address was removed or re-added; "
+        "see `rdmaconnect devices` for the table as it is now."
+    ),
+    ("ibv_modify_qp RTR", "ENODEV"): (
+        "The network device of gid_index {gid_index} is missing, or in another network namespace."
+    ),
+    ("ibv_modify_qp RTR", "EINVAL"): (
+        "On Ethernet this means no GRH, or GIDs of different address families "
+        "({local_gid} to {remote_gid}), or a wrong port or MTU."
+    ),
+    (
+        "ibv_modify_qp RTR",
+        "ENOMEM",
+    ): f"The device has no room for what the queue pair answers from, or {_OR_MEMLOCK}",
+    ("ibv_modify_qp RTS", "EINVAL"): (
+        "timeout is 0 to 31, retry_cnt and rnr_retry 0 to 7, max_rd_atomic at most the device's max_qp_init_rd_atom "
+        "(`rdmaconnect devices -v`)."
+    ),
+    ("ibv_modify_qp ALT_PATH", "EINVAL"): (
+        "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."
+    ),
+    # ---- the listener's TCP port
+    ("bind", "EADDRINUSE"): "Another program listens there (`ss -ltnp` names it): end it, or take another port.",
+    ("bind", "EACCES"): "Ports below 1024 need privileges: take another one.",
+    ("bind", "ENODEV"): "Give an address of this host, or * for all.",
+    ("bind", "EADDRNOTAVAIL"): "Give an address of this host, or * for all.",
+    ("bind", "EMFILE"): _FILES,
+    # ---- completions; after one with an error an RC queue pair is in ERR. Source: ibv_poll_cq(3)
+    ("completion", "LOC_LEN_ERR"): "The message is longer than the receive buffer: ask for a larger recv_size there.",
+    ("completion", "LOC_QP_OP_ERR"): (
+        "The queue pair cannot do this work request: one that it does not have, or, for UD, a receive without "
+        "the 40 bytes that the GRH takes in front of the payload."
+    ),
+    ("completion", "LOC_EEC_OP_ERR"): f"The end-to-end context had an inner fault. {_EEC}",
+    ("completion", "LOC_PROT_ERR"): (
+        "The local buffer is outside of its memory region, or that was closed: keep it until the work has completed."
+    ),
+    ("completion", "WR_FLUSH_ERR"): "The queue pair went to ERR: the failure before this one is the cause.",
+    ("completion", "MW_BIND_ERR"): (
+        "The memory window was not bound: its region must allow MW_BIND, be of the same protection domain, and open."
+    ),
+    ("completion", "BAD_RESP_ERR"): (
+        "The peer's answer is not one to what was asked: both ends must have each other's qp_num and psn, "
+        "so exchange them anew (`conn.reconnect()`)."
+    ),
+    ("completion", "LOC_ACCESS_ERR"): (
+        "An incoming write found the local region closed, too short or not writable: "
+        "keep it registered, with LOCAL_WRITE, while the peer uses it."
+    ),
+    ("completion", "REM_INV_REQ_ERR"): (
+        "The peer refused the request: the message is larger than its receive buffer, "
+        "or its queue pair does not allow the operation (qp_access_flags, max_dest_rd_atomic)."
+    ),
+    ("completion", "REM_ACCESS_ERR"): (
+        "The remote region's rkey, range or access flags do not allow this: exchange it anew (`mr.region`)."
+    ),
+    ("completion", "REM_OP_ERR"): (
+        "The peer could not complete the request: look for its own error there, on its completion queue and in dmesg."
+    ),
+    ("completion", "RETRY_EXC_ERR"): (
+        "The peer stopped answering: it is gone, its queue pair is not in RTR, "
+        "or a firewall drops RoCE (UDP port 4791: `nft list ruleset` on both hosts)."
+    ),
+    ("completion", "RNR_RETRY_EXC_ERR"): (
+        "The peer has no receive posted: it must recv() in time, or ask for a larger recv_depth."
+    ),
+    ("completion", "LOC_RDD_VIOL_ERR"): f"The RDD of queue pair and end-to-end context differ. {_EEC}",
+    ("completion", "REM_INV_RD_REQ_ERR"): f"The peer refused an RD message. {_EEC}",
+    (
+        "completion",
+        "REM_ABORT_ERR",
+    ): "The peer broke the operation off: its queue pair was reset or destroyed; see there.",
+    ("completion", "INV_EECN_ERR"): f"There is no such end-to-end context. {_EEC}",
+    ("completion", "INV_EEC_STATE_ERR"): f"The end-to-end context is not in a state to do that. {_EEC}",
+    ("completion", "FATAL_ERR"): (
+        "The device failed: see `dmesg`; close what is open on it and open it again, or reload its driver."
+    ),
+    ("completion", "RESP_TIMEOUT_ERR"): (
+        "The peer's answer did not come in time, though it took the request: see its load, and `timeout`."
+    ),
+    ("completion", "GENERAL_ERR"): "The provider has no better word: see vendor_err, and `dmesg`.",
+    (
+        "completion",
+        "TM_ERR",
+    ): "Matching tags failed: their list is out of step or full; take it down and build it anew.",
+    ("completion", "TM_RNDV_INCOMPLETE"): (
+        "A rendezvous message matched a tag, but its data did not all come: read it from the sender in software."
+    ),
+}
+
+#: class of our errors -> when it comes, and what to do
+CLASSES: dict[str, tuple[str, str]] = {
+    "RdmaConnectError": ("All others derive from it.", "Catch it where any failure is handled alike."),
+    "LibraryError": (
+        "With the first call, or when a device is asked for what its provider lacks.",
+        "Install libibverbs and its providers (Debian, Ubuntu: `apt install ibverbs-providers`), or a newer rdma-core.",
+    ),
+    "DeviceError": (
+        "Before anything is exchanged: this host has no port to connect with, or not the one that was named.",
+        "`rdmaconnect devices` lists what there is; `rdma link` and `ip link` tell the states.",
+    ),
+    "VerbsError": (
+        "When the kernel or the provider refuses a verb.",
+        "Ask for its errno: `rdmaconnect explain ENOMEM`, for example.",
+    ),
+    "ModifyError": (
+        "When a queue pair cannot go to its next state; most often INIT->RTR, where RoCE resolves the peer's address.",
+        "Ask for its errno, for example `rdmaconnect explain ETIMEDOUT`; `rdmaconnect states RC` tells what is needed.",
+    ),
+    "PostError": (
+        "When a work request is not even taken: the queue is full, or the request does not fit the queue pair.",
+        "Those counted in .posted are on their way; wait for completions, and post the rest again.",
+    ),
+    "CompletionError": (
+        "After work was posted, or while the data path is proven; the queue pair is in ERR then.",
+        "Ask for its status, for example `rdmaconnect explain RETRY_EXC_ERR`; `conn.reconnect()` starts anew.",
+    ),
+    "StateError": ("When an object is used after its end, or too early.", "It is the program's own order to mend."),
+    "PeerMismatch": (
+        "When both ends have told what they have, and nothing fits: types, GIDs, P_Keys, link layers.",
+        "Each of .differences must go; compare `rdmaconnect devices` on both hosts.",
+    ),
+    "PeerRejected": (
+        "When the peer failed at its side; its own words are in the message.",
+        "Mend it there: the reason is what the peer's own error says.",
+    ),
+    "PeerClosed": (
+        "When the peer closed, died or vanished; 10 seconds of silence count as gone.",
+        "`conn.reconnect()` where the peer comes back; see the peer's log for why it went.",
+    ),
+    "AuthenticationError": (
+        "While the exchange is set up: another secret or key, or one side without any.",
+        "Give both sides the same RDMACONNECT_SECRET, or each other's key files (`rdmaconnect keygen`).",
+    ),
+    "ProtocolError": ("One of its two kinds comes.", "See LocalProtocolError and RemoteProtocolError."),
+    "LocalProtocolError": (
+        "When this side's program asks for something out of turn.",
+        "It is this library's own fault if `connect` or `accept` raise it: report it.",
+    ),
+    "RemoteProtocolError": (
+        "When something else listens at that address, or another version of this library.",
+        "Check host and port (`ss -ltnp` on the peer), and the versions on both (`rdmaconnect --version`).",
+    ),
+    "DeadlineExceeded": (
+        "When deadline_s has passed; the message names the step that was waited for.",
+        "See why that step stands still, at the peer too; or give more time with deadline_s.",
+    ),
+    "ConnectTimeout": (
+        "When the connection did not stand by deadline_s; the message names the step and what was seen until then.",
+        "Is the peer's program in accept()? `ss -ltn` there; a firewall must let TCP 18515 and UDP 4791 pass.",
+    ),
+}
+
+#: theme -> cause and remedy
+THEMES: dict[str, str] = {
+    "containers": (
+        "A container needs the device nodes, the locked memory and the network that has the GIDs: docker run "
+        "--device /dev/infiniband --ulimit memlock=-1 --network host; in Kubernetes an RDMA device plugin and its "
+        "network. ENOENT, EACCES and EPERM at ibv_open_device tell which of them is missing."
+    ),
+    "deadline": (
+        "Every call that waits takes deadline_s, and one deadline covers all of connect() on each side. Its error "
+        "names the step that was waited for."
+    ),
+    "fork": (
+        "What was opened before a fork belongs to the parent; a child must open its own. Use the `spawn` start method "
+        "of multiprocessing, or connect after the fork; RDMAV_FORK_SAFE=1 protects registered memory on old kernels."
+    ),
+    "gid": (
+        "A GID index means nothing on another host, and moves when an address is added anew: leave gid_index out, and "
+        "the pair is chosen by value (RoCE v2, one family, routable, same subnet). See `rdmaconnect devices`."
+    ),
+    "grh": (
+        "Ethernet needs the global header (is_global=1, sgid_index, dgid), InfiniBand only between subnets. LID 0 on "
+        "InfiniBand means that there is no subnet manager: `sminfo` asks for it."
+    ),
+    "limits": (
+        "A device's limits are upper bounds, and some drivers take what is beyond them and fail later: "
+        "`rdmaconnect devices -v` lists max_qp_wr, max_sge, max_cqe, max_qp_rd_atom and the rest."
+    ),
+    "many": (
+        "Connect many in one exchange (count=), which share one completion queue and channel: a context takes 2 "
+        "descriptors, a channel 1, a queue pair 0. `ulimit -n` must hold those, query_device().max_qp the queue pairs."
+    ),
+    "memlock": f"Registered memory stays locked in RAM, and the user has a limit for that. {_MEMLOCK}",
+    "mtu": (
+        "Both ends must use one path_mtu, and the network between must carry it with its headers: the Ethernet MTU "
+        "1500 carries 1024, for 4096 it takes 4200. Else small messages pass and large ones vanish: "
+        "`ip link` tells the MTU, and path_mtu=1024 is safe."
+    ),
+    "netns": (
+        "A RoCE GID can only be used where its network device is. In shared mode devices of other network namespaces "
+        "are listed all the same, in exclusive mode hidden: `rdma system show` tells it, `rdma system set netns "
+        "shared` changes it, `rdma dev set rxe0 netns NAME` moves a device."
+    ),
+    "pkey": (
+        "Both ends need a partition key in common, one of them as a full member (0x8000 set): compare the tables "
+        "(`rdmaconnect devices -v`) and see the subnet manager's partitions.conf."
+    ),
+    "port-in-use": (
+        "Another program, or one left over, listens on the TCP port: `ss -ltnp` names it. Port 0 takes a free one."
+    ),
+    "port-state": (
+        "Only an ACTIVE port carries data. DOWN: `ip link set DEV up`, and see the cable. INIT or ARMED on InfiniBand: "
+        "no subnet manager has been there yet, start opensm. `rdmaconnect devices` tells the states."
+    ),
+    "provider": (
+        "libibverbs needs the provider of the device, of a version that fits the kernel: `ibv_devices` lists what it "
+        "finds, and warns if none does. Debian, Ubuntu: `apt install ibverbs-providers`."
+    ),
+    "psn": (
+        "Each end must expect the packet number that the other one starts from (rq_psn here is sq_psn there). Off by a "
+        "little, the first messages are lost with success; off by more, it ends with RETRY_EXC_ERR."
+    ),
+    "restart": (
+        "A peer that was started anew has other queue pairs: what is sent to the old ones ends with RETRY_EXC_ERR. "
+        "`conn.reconnect()` on both sides connects the same objects anew."
+    ),
+    "rnr": (
+        "A message came where no receive was posted. rnr_retry=7 asks for ever, but the ack timer goes on meanwhile: "
+        "timeout=18 leaves seconds. min_rnr_timer 0 means 655 ms, 12 means 0.64 ms. Receive sooner, or ask for a "
+        "larger recv_depth."
+    ),
+    "roce-version": (
+        "RoCE v1 (EtherType 0x8915) and v2 (UDP 4791) do not understand each other: both GIDs must be of one type. "
+        "`rdmaconnect devices` shows the type of each; v2 is the one that is routed."
+    ),
+    "route": (
+        "RoCE sends from the GID's network device, whatever the routing table prefers: ETIMEDOUT at RTR means that the "
+        "peer did not answer ARP there. `ping -I ADDRESS PEER`, `ip neigh`, `ip route get PEER from ADDRESS`."
+    ),
+    "timers": (
+        "timeout is a code, 4.096 us * 2**timeout for each of retry_cnt + 1 tries; 0 means for ever, and so does "
+        "retry_cnt=7 on SoftRoCE. The defaults, 18 and 6, give up after 7.5 seconds."
+    ),
+    "ud": (
+        "UD loses without a word: a message without a receive posted, with another Q_Key, longer than the MTU, or into "
+        "a buffer that is short of the 40 bytes of GRH. Sends succeed all the same; count on the application's answer."
+    ),
+    "version": "Both sides must speak the same version of the exchange: `rdmaconnect --version` on each.",
+}
