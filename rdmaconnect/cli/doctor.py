@@ -40,6 +40,8 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
 def _doctor(args: argparse.Namespace) -> int:
     if args.serve and (args.host or args.json):
         args.parser.error("--serve takes neither HOST nor --json")
+    if not sys.platform.startswith("linux"):
+        args.parser.error(f"it examines Linux hosts, and this is {sys.platform}")
     try:
         options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
         if args.serve:

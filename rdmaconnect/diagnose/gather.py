@@ -6,10 +6,8 @@ Nothing here judges, and nothing fails: what cannot be read stays empty.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import pwd
-import resource
 import socket
 import struct
 import subprocess
@@ -175,6 +173,8 @@ def _choice(options: Options, toward: str | None) -> tuple[tuple[tuple[str, int]
 
 def _netdevs() -> dict[str, Netdev]:
     """By ioctl: /sys may show another namespace's."""
+    import fcntl  # as resource below: Windows has none, and this file is imported there too
+
     found = {}
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -189,6 +189,8 @@ def _netdevs() -> dict[str, Netdev]:
 
 
 def _limits() -> Limits:
+    import resource
+
     def pair(which: int) -> tuple[int | None, int | None]:
         soft, hard = (None if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(which))
         return soft, hard
