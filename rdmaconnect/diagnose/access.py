@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import grp
 import os
-import pwd
 import stat
 from pathlib import Path
 
@@ -69,6 +67,8 @@ def _node(name: str) -> Node:
 
 
 def _owner(uid: int) -> str:
+    import pwd  # Windows has none, and imports this file all the same
+
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OSError):
@@ -76,6 +76,8 @@ def _owner(uid: int) -> str:
 
 
 def _group(gid: int) -> str:
+    import grp
+
     try:
         return grp.getgrgid(gid).gr_name
     except (KeyError, OSError):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import socket
 import struct
 import subprocess
@@ -215,6 +214,8 @@ def _open_files() -> int:
 
 
 def _user() -> str:
+    import pwd
+
     with suppress(KeyError, OSError):
         return pwd.getpwuid(os.geteuid()).pw_name
     return str(os.geteuid())
