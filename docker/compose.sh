@@ -21,14 +21,14 @@ enter() {
 
 engine() {
   dockerd --storage-driver overlay2 > /run/dockerd.log 2>&1 &
-  for try in $(seq 120); do docker info > /dev/null 2>&1 && break; sleep 1; done
+  timeout 120 sh -c 'until docker info; do sleep 1; done' > /dev/null 2>&1 || true
   docker version --format 'lab: Docker {{.Server.Version}} on kernel {{.Server.KernelVersion}}' || {
     tail -30 /run/dockerd.log; fail "dockerd does not answer"; }
   took "dockerd"
   docker import /boxes/base.tar "$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)" > /dev/null; took "base image"
 }
 
-lasting() {  # the results that the text tells of: one for RC, one for UD
+verified() {  # two results: one for RC, one for UD
   [ "$(grep -c 'contents verified' <<< "$1")" = 2 ] || fail "$2 does not tell of two ping-pongs"
 }
 
@@ -39,26 +39,24 @@ case ${1-} in
 esac
 cd /src; start=$SECONDS
 engine
-compose() { docker compose --progress "${progress:-quiet}" -f docker/compose.yaml "$@"; }
-server=server client=client
+compose() { docker compose --ansi never --progress "${progress:-quiet}" -f docker/compose.yaml "$@"; }
+server=server client=client SERVER_OPTIONS='--deadline 120' CLIENT_OPTIONS='--deadline 120'
 [ "$PROFILE" = netns ] || {
-  server=host-server client=host-client
-  export SERVER=10.9.0.2 SERVER_OPTIONS='-d rxe2' CLIENT_OPTIONS='-d rxe1'
-}
-PACKAGE=$(echo /src/docker/wheels/rdmaconnect-*.whl); export PACKAGE
-export PIP_NO_INDEX=1 PIP_FIND_LINKS=/src/docker/wheels ITERS=${ITERS:-100}
+  server=host-server client=host-client SERVER=10.9.0.2; SERVER_OPTIONS+=' -d rxe2' CLIENT_OPTIONS+=' -d rxe1'; }
+PACKAGE=$(echo /src/docker/wheels/rdmaconnect-*.whl) PIP_NO_INDEX=1 PIP_FIND_LINKS=/src/docker/wheels
+export SERVER SERVER_OPTIONS CLIENT_OPTIONS PACKAGE PIP_NO_INDEX PIP_FIND_LINKS ITERS="${ITERS:-100}" BUILDX_GIT_INFO=0
 progress=plain compose build "$client"; took "docker compose build"
 docker images rdmaconnect
 
 status=0; echo "lab: the client's container:"
 said=$(compose run --rm "$client" 2>&1 | tee /proc/self/fd/2) || status=$?
 took "docker compose run"
-id=$(compose ps -aq "$server"); ended=$(timeout 60 docker wait "$id") || ended="none: it still runs"
-echo "lab: the server's container:"; heard=$(compose logs --no-log-prefix "$server" 2>&1 | tee /proc/self/fd/2)
+ended=$(timeout 60 docker wait "$(compose ps -aq "$server")") || ended="none: it still runs"
+echo "lab: the server's container:"
+heard=$(compose logs --no-log-prefix "$server" 2>&1 | tee /proc/self/fd/2)
 if [ "$status$ended" != 00 ]; then
-  compose --profile "$PROFILE" logs; compose --profile "$PROFILE" ps -a; rdma link || true
+  compose --profile "$PROFILE" logs; compose --profile "$PROFILE" ps -a; tail -20 /run/dockerd.log
   fail "the client ended with $status, the server with $ended"
 fi
-lasting "$said" "the client"; lasting "$heard" "the server"
-echo "lab: RC and UD between two containers: passed ($PROFILE)"
-compose --profile "$PROFILE" down > /dev/null 2>&1; took "down"
+verified "$said" "the client"; verified "$heard" "the server"
+echo "lab: RC and UD between two containers, profile $PROFILE: passed"
