@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmaconnect import plot
@@ -44,6 +44,7 @@ def report(*rows: Row, **fields: Any) -> Report:
 
 
 @given(TIMES, st.sampled_from(list(OPS)), st.booleans(), st.sampled_from([0, 1, 4096, 2**30]))
+@settings(max_examples=30)
 def test_whatever_was_measured_it_fits_into_80_columns(samples: list[float], op: str, unicode: bool, size: int) -> None:
     lines = report_lines(report(row(size, samples, OPS[op].ways), op=op), unicode=unicode)
     assert max(map(len, lines)) <= 80
