@@ -9,12 +9,13 @@ from . import verbs
 from .abi import ibv_ah_attr, ibv_grh, ibv_wc
 from .buffers import hold
 from .device import Context
+from .endpoint import Gid
 from .handle import Owned
 from .memory import PD
 from .path import AhAttr
 from .transitions import check_ranges
 
-__all__ = ["AddressHandle", "RemoteSrq", "UdAddress", "ah_struct", "ah_value", "path_back"]
+__all__ = ["AddressHandle", "RemoteSrq", "UdAddress", "ah_struct", "ah_value", "path_back", "route_words"]
 
 #: bytes in front of each UD message in its receive buffer
 GRH_BYTES = 40
@@ -48,6 +49,25 @@ def ah_value(attr: ibv_ah_attr) -> AhAttr:
         flow_label=grh.flow_label, sgid_index=grh.sgid_index, hop_limit=grh.hop_limit,
         traffic_class=grh.traffic_class,
     )  # fmt: skip
+
+
+def route_words(context: Context, path: object, ah: object) -> dict[str, object]:
+    """What a hint says of a path: ``gid_index``, ``local_gid``, ``remote_gid``; {} if no GIDs are known.
+
+    Args:
+        context: the device.
+        path: a ``Path``, or None.
+        ah: the ``AhAttr`` where there is no path, or None.
+    """
+    local, remote = getattr(path, "local_gid", None), getattr(path, "remote_gid", None)
+    if local is not None and remote is not None:
+        words = f"{local.gid}, {local.type_words}"
+        return {"gid_index": local.gid_index, "local_gid": words, "remote_gid": remote.gid}
+    if not isinstance(ah, AhAttr) or not ah.is_global:
+        return {}
+    here = (ah.port_num, ah.sgid_index)
+    mine = next((Gid(s.raw) for s in context.gid_table() if (s.port_num, s.gid_index) == here), "an empty slot")
+    return {"gid_index": ah.sgid_index, "local_gid": mine, "remote_gid": Gid(ah.dgid)}
 
 
 def path_back(context: Context, port_num: int, wc: Any, buffer: Any) -> AhAttr:

@@ -159,6 +159,9 @@ HINTS: dict[tuple[str, str], str] = {
         "ibv_modify_qp RTR",
         "ENOMEM",
     ): f"The device has no room for what the queue pair answers from, or {_OR_MEMLOCK}",
+    ("ibv_modify_qp AV", "EINVAL"): (
+        "ah_attr.is_global is 0, and Ethernet carries nothing without a GRH: give is_global=1, sgid_index and dgid."
+    ),
     ("ibv_modify_qp RTS", "EINVAL"): (
         "timeout is 0 to 31, retry_cnt and rnr_retry 0 to 7, max_rd_atomic at most the device's max_qp_init_rd_atom "
         "(`rdmaconnect devices -v`)."
@@ -182,7 +185,10 @@ HINTS: dict[tuple[str, str], str] = {
     ("completion", "LOC_PROT_ERR"): (
         "The local buffer is outside of its memory region, or that was closed: keep it until the work has completed."
     ),
-    ("completion", "WR_FLUSH_ERR"): "The queue pair went to ERR: the failure before this one is the cause.",
+    ("completion", "WR_FLUSH_ERR"): (
+        "The queue pair went to ERR: the failure before this one is the cause. If there was none, the peer asked for "
+        "what this end does not allow (rkey, range, access flags), and its own error tells."
+    ),
     ("completion", "MW_BIND_ERR"): (
         "The memory window was not bound: its region must allow MW_BIND, be of the same protection domain, and open."
     ),
@@ -205,8 +211,8 @@ HINTS: dict[tuple[str, str], str] = {
         "The peer could not complete the request: look for its own error there, on its completion queue and in dmesg."
     ),
     ("completion", "RETRY_EXC_ERR"): (
-        "The peer stopped answering: it is gone, its queue pair is not in RTR, "
-        "or a firewall drops RoCE (UDP port 4791: `nft list ruleset` on both hosts)."
+        "The peer stopped answering: it is gone, its queue pair is not in RTR or expects "
+        "another PSN, or a firewall drops RoCE (UDP port 4791: `nft list ruleset` on both hosts)."
     ),
     ("completion", "RNR_RETRY_EXC_ERR"): (
         "The peer has no receive posted: it must recv() in time, or ask for a larger recv_depth."

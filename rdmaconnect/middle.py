@@ -372,7 +372,8 @@ class Middle:
                 return
             self._closed = True
             try:
-                self._wire.close()
+                broken = self._lane.broken
+                self._wire.close("close" if broken is None else str(broken))
             finally:
                 self._lane.shut(self._source)
                 if self.ah is not None:

@@ -160,6 +160,12 @@ class Prober:
                     "Do both ends mean the same queue pair?"
                 )
             self._seen.add(length)
+            if connection.local.qp_type is QpType.RC and any(size < length for size in self._due[index]):
+                raise RemoteProtocolError(
+                    f"prove the data path: {length} bytes from {connection.peer} arrived, and those sent before them "
+                    f"did not, which RC forbids. The PSNs of the two ends do not fit (the peer's begin with "
+                    f"{connection.peer.psn:#08x}), or the driver loses messages."
+                )
             if length in self._due[index]:
                 self._due[index].discard(length)
                 self._be_patient()
@@ -192,8 +198,10 @@ class Prober:
                 "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
                 "Does a firewall on this side drop RoCE (UDP port 4791)?"
             )
+        ud = " or hold different Q_Keys" if self._connections[0].local.qp_type is QpType.UD else ""
         return (
-            "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach each other."
+            "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach each other"
+            f"{ud}."
         )
 
     def fds(self) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from .abi import (
     ibv_send_wr,
 )
 from .abi import ibv_qp_init_attr as init_attr
-from .address import RemoteSrq, UdAddress, ah_struct
+from .address import RemoteSrq, UdAddress, ah_struct, route_words
 from .attributes import Ece, QpAttr, QpInitAttr
 from .completion import CQ
 from .endpoint import Gid
@@ -198,26 +198,29 @@ class QueuePair(Owned):
             setattr(struct, name, ah_struct(value) if isinstance(value, AhAttr) else value)
         number = verbs.ibv_modify_qp(self.pointer, struct, int(mask))
         if number:
-            raise self._refused(number, mask, to, path)
+            raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
         self.state = to
         if mask & QpAttrMask.PORT:
             self._port_num = struct.port_num
 
     def _refused(
-        self, number: int, mask: QpAttrMask, to: QpState, path: object, change: transitions.Change | None = None
+        self,
+        number: int,
+        mask: QpAttrMask,
+        to: QpState,
+        path: object,
+        change: transitions.Change | None = None,
+        ah: object = None,
     ) -> ModifyError:
         frm = self.state if change is None else change.frm
         wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
-        local, remote = getattr(path, "local_gid", None), getattr(path, "remote_gid", None)
-        fields = {}
-        if local is not None and remote is not None:
-            gids = {"local_gid": f"{local.gid}, {local.type_words}", "remote_gid": remote.gid}
-            fields = {"gid_index": local.gid_index, **gids}
-        hint = hint_for(f"ibv_modify_qp {to}", number, **fields)
+        hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
         if wrong:
             hint = f"The table says: {wrong}. {hint}".rstrip()
         elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
             hint = hint_for("ibv_modify_qp ALT_PATH", number)
+        elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
+            hint = hint_for("ibv_modify_qp AV", number)
         elif self._found_in() != frm:
             hint = f"The device has it in {self.state} by now."
         port = getattr(path, "port_num", None)

@@ -93,11 +93,15 @@ class Wire:
         """One user more; each :meth:`close` takes one back."""
         self._users += 1
 
-    def close(self) -> None:
-        """Say good-bye and close, if this was the last user."""
+    def close(self, why: str = "close") -> None:
+        """Say good-bye and close, if this was the last user.
+
+        Args:
+            why: for the peer.
+        """
         self._users -= 1
         if self._users <= 0:
             if self.left is None:
                 with contextlib.suppress(RdmaConnectError):  # it may be gone already
-                    self.say(Bye(self.id, "close"))
+                    self.say(Bye(self.id, why))
             self.link.close()

@@ -239,6 +239,24 @@ def test_over_rc_a_path_that_drops_what_is_large_is_told_apart(clock: Clock) -> 
     ) in pair.fails(clock, CompletionError)
 
 
+def test_over_rc_a_message_that_is_lost_with_success_is_told_at_once(clock: Clock) -> None:
+    pair = Pair()
+    here, there = pair.sides[0][0], pair.sides[1][0]
+    real = here.post
+
+    def forgetful(sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
+        done = real(sent, place, remote, to)
+        if place[1] == 16:
+            there.inbox.pop()
+        return done
+
+    here.post = forgetful  # type: ignore[method-assign]
+    words = pair.fails(clock, RemoteProtocolError)
+    assert "513 bytes from QP 0x000011 on rxe0 port 1 arrived, and those sent before them did not" in words
+    assert "The PSNs of the two ends do not fit" in words
+    assert clock.now < 101
+
+
 @pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])
 @pytest.mark.parametrize(
     ("there", "back", "words"),
@@ -257,6 +275,7 @@ def test_over_types_that_lose_messages_time_tells(
     said = pair.fails(clock, ConnectTimeout)
     assert said.startswith("prove the data path: no success within 10")
     assert words in said
+    assert ("Q_Keys" in said) == (qp_type is QpType.UD and there is back is drop)
 
 
 def test_probes_that_arrive_changed_are_told(clock: Clock) -> None:

@@ -133,6 +133,13 @@ def test_the_last_of_those_made_together_says_good_bye() -> None:
     assert made.handshake.state is State.CLOSED
 
 
+def test_the_good_bye_says_why() -> None:
+    made, link = wire()
+    made.lend()
+    made.close("work completion RNR_RETRY_EXC_ERR")
+    assert link.said == [Bye(ID, "work completion RNR_RETRY_EXC_ERR")]
+
+
 @pytest.mark.parametrize("how", ["bye", "gone", "given up"])
 def test_closing_is_silent_where_nobody_listens(how: str) -> None:
     made, link = wire(*[Bye(ID, "close")] * (how == "bye"))

@@ -1,0 +1,369 @@
+"""The faults of the field, one after the other: what each end is told, how soon, and what is left.
+
+The README's table of words is made from what these tests print: `docker/lab test tests/rdma/test_recipes.py -s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from conftest import NETNS, PATIENCE, Node, connected, ours
+from ends import attributes, end_on
+from outcome import DEADLINE_S, both, told
+from test_connect import _wait_for_gid
+from test_negotiate import LARGE, ROCE, extra_address, lost, management
+
+import rdmaconnect
+from rdmaconnect import (
+    CompletionError,
+    ConnectTimeout,
+    DeviceError,
+    ModifyError,
+    PeerClosed,
+    PeerMismatch,
+    PeerRejected,
+    RemoteProtocolError,
+    StateError,
+)
+from rdmaconnect.abi import QpState, QpType
+from rdmaconnect.engine import Lane
+from rdmaconnect.path import AhAttr
+from rdmaconnect.queuepair import QueuePair, SendRequest
+
+pytestmark = pytest.mark.skipif(not NETNS, reason="the rig's two devices are in one namespace")
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    """The kernel holds nothing of ours when a recipe is over."""
+    yield
+    assert ours() == []
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, node: Node, step: str, do: Any) -> None:
+    """Before a queue pair of this node takes a step, ``do(lane, path)`` gives the path to use."""
+    real = getattr(Lane, step)
+
+    def take(lane: Lane, path: Any) -> None:
+        real(lane, do(lane, path) if lane.endpoint.port.device == node.device else path)
+
+    monkeypatch.setattr(Lane, step, take)
+
+
+# ---- R01 to R05: GIDs
+
+
+def test_r01_the_index_of_an_address_that_is_gone(node1: Node, node2: Node) -> None:
+    with extra_address(node1, "172.30.1.1/24"):
+        index = _wait_for_gid(node1, "::ffff:172.30.1.1")
+    with node2.listening() as listener:
+        here = node1.call(told, rdmaconnect.connect, listener.url, gid_index=index, deadline_s=DEADLINE_S)
+        there = node2.call(told, listener.accept, deadline_s=0.5)
+    here.says(DeviceError, rf"gid_index {index} of rxe1 port 1: that slot is empty\. There are .*10\.9\.0\.1", 5)
+    there.says(ConnectTimeout, "nobody asked")
+
+
+def test_r01_an_address_that_goes_while_connecting(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def go(lane: Lane, path: Any) -> Any:
+        node1.run("ip", "addr", "del", "172.30.1.2/24", "dev", node1.netdev)
+        time.sleep(0.5)
+        return path
+
+    node1.run("ip", "addr", "add", "172.30.1.2/24", "dev", node1.netdev)
+    index = _wait_for_gid(node1, "::ffff:172.30.1.2")
+    on_device(monkeypatch, node1, "to_rtr", go)
+    here, there = both(node1, node2, connect={"gid_index": index})
+    here.says(ModifyError, rf"ENODATA .*gid_index {index} is an empty slot: the address was removed")
+    there.says(PeerRejected, rf"ENODATA .*gid_index {index} is an empty slot")
+
+
+def test_r02_gids_of_two_families(node1: Node, node2: Node) -> None:
+    here, there = both(node1, node2, connect={"gid_index": 1}, listen={"gid_index": 0})
+    words = (
+        r"GIDs: none of the connector's \(gid_index 1 \(::ffff:10.9.0.1, .*\) matches .*listener's \(gid_index 0 \(fe80"
+    )
+    here.says(PeerRejected, words, 5)
+    there.says(PeerMismatch, words, 5)
+
+
+def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> None:
+    strict = f"net.ipv4.conf.{node2.netdev}.arp_ignore"  # 2: answers only those of the same subnet
+    node2.run("sysctl", "-qw", f"{strict}=2")
+    try:
+        with extra_address(node2, "192.0.2.9/32"):
+            here, there = both(node1, node2, listen={"gid_index": _wait_for_gid(node2, "::ffff:192.0.2.9")})
+    finally:
+        node2.run("sysctl", "-qw", f"{strict}=0")
+    here.says(ModifyError, r"ETIMEDOUT .*route to ::ffff:192.0.2.9 did not resolve from gid_index 1 \(::ffff:10.9.0.1")
+    there.says(PeerRejected, r"ETIMEDOUT .*route to ::ffff:192.0.2.9 did not resolve")
+
+
+def test_r04_no_route_to_an_ipv6_gid(node1: Node, node2: Node) -> None:
+    with extra_address(node1, "fd00:77::1/64"):
+        here, there = both(node1, node2, connect={"gid_index": _wait_for_gid(node1, "fd00:77::1")})
+    here.says(PeerRejected, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index 0 \(fe80")
+    there.says(ModifyError, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index 0 \(fe80")
+
+
+def test_r05_no_grh_on_ethernet(node1: Node) -> None:
+    with end_on(node1, QpType.RC, 5) as end:
+        end.climb(end, QpState.INIT)
+        rtr = {"qp_state": QpState.RTR, **attributes(QpType.RC, end, end)[1]}
+        here = node1.call(told, end.qp.modify, {**rtr, "ah_attr": AhAttr(port_num=1, dlid=5)})
+        there = node1.call(told, end.qp.modify, {**rtr, "ah_attr": replace(rtr["ah_attr"], dgid=bytes(16))})
+    here.says(ModifyError, r"EINVAL .*is_global", 5)
+    there.says(ModifyError, r"EINVAL .*address families", 5)
+
+
+# ---- R06 to R13: two queue pairs that do not fit
+
+#: so that a device gives up after some 0.1 s and not after 7.5
+QUICK = {"timeout": 12, "retry_cnt": 2}
+
+
+def test_r06_a_network_that_carries_less(node1: Node, node2: Node) -> None:
+    with lost(node1, *LARGE), lost(node2, *LARGE):
+        here, there = both(node1, node2, connect=QUICK, listen=QUICK)
+    words = (
+        "(16 bytes arrive, 8193 do not: the network between carries less than path_mtu 4096; give a smaller path_mtu)"
+    )
+    for end, cls in ((here, CompletionError), (there, PeerRejected)):
+        end.says(cls, re.escape(words), 10)
+
+
+def test_r08_a_psn_that_is_off_by_one(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device loses the first message, and says SUCCESS."""
+    on_device(monkeypatch, node2, "to_rtr", lambda _, path: replace(path, rq_psn=(path.rq_psn + 1) & 0xFFFFFF))
+    here, there = both(node1, node2)
+    here.says(PeerRejected, "PSN")
+    there.says(RemoteProtocolError, "PSN")
+
+
+def test_r08_a_psn_that_is_far_off(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device(monkeypatch, node2, "to_rtr", lambda _, path: replace(path, rq_psn=(path.rq_psn + 9999) & 0xFFFFFF))
+    here, there = both(node1, node2, connect=QUICK)
+    here.says(CompletionError, "RETRY_EXC_ERR .*PSN")
+    there.says(PeerRejected, "RETRY_EXC_ERR .*PSN")
+
+
+def test_r09_a_key_that_does_not_fit(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, listen={"regions": {"r": bytearray(9)}}) as (a, b):
+        region = replace(a.remote["r"], rkey=a.remote["r"].rkey ^ 0x5500)
+        here = told(a.write, b"x", region, deadline_s=DEADLINE_S)
+        there = told(b.recv, deadline_s=DEADLINE_S)
+    here.says(CompletionError, "REM_ACCESS_ERR .*rkey, range or access flags", 5)
+    there.says(CompletionError, "WR_FLUSH_ERR .*the peer asked for what this end does not allow", 5)
+
+
+def test_r10_no_receive_is_posted(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, connect={"rnr_retry": 0}, listen={"recv_depth": 1}) as (a, b):
+        a.send(b"one", deadline_s=DEADLINE_S)
+        here = told(a.send, b"two", deadline_s=DEADLINE_S)
+        assert b.recv(deadline_s=DEADLINE_S) == b"one"
+        a.close()
+        there = told(b.recv, deadline_s=DEADLINE_S)
+    here.says(CompletionError, "RNR_RETRY_EXC_ERR .*no receive posted", 5)
+    there.says(PeerClosed, r"the peer closed the connection .*RNR_RETRY_EXC_ERR", 5)
+
+
+def test_r11_the_peers_queue_pair_is_dead(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, connect=QUICK) as (a, b):
+        b._lane.qp.modify({"qp_state": QpState.ERR})
+        here = told(a.send, b"x", deadline_s=DEADLINE_S)
+        there = told(b.recv, deadline_s=DEADLINE_S)
+    here.says(CompletionError, "RETRY_EXC_ERR .*stopped answering: it is gone, its queue pair is not in RTR", 5)
+    there.says(CompletionError, "WR_FLUSH_ERR .*The queue pair went to ERR", 5)
+
+
+def test_r12_posting_in_the_wrong_state(node1: Node) -> None:
+    with end_on(node1, QpType.RC, 5) as end:
+        early = told(end.recv)
+        end.climb(end, QpState.RTR)
+        late = told(end.qp.post_send, SendRequest().send(1, inline=b"x"))
+    early.says(StateError, "post a receive to RC QP .*: it is in RESET", 1)
+    late.says(StateError, "post to RC QP .*: it is in RTR and sends from RTS on", 1)
+
+
+# ---- R14, R20, R23, R24, R33, R34
+
+
+def test_r14_a_partition_key_that_neither_has(node1: Node, node2: Node) -> None:
+    here, there = both(node1, node2, connect={"pkey": 0x1234})
+    here.says(PeerRejected, r"P_Key: none in common .*0x1234 wished.*connector has 0xffff and listener has 0xffff", 5)
+    there.says(PeerMismatch, r"P_Key: none in common .*0x1234 wished", 5)
+
+
+def test_r14_more_than_the_device_has(node1: Node, node2: Node) -> None:
+    with node2.listening() as listener:
+        here = node1.call(told, rdmaconnect.connect, listener.url, send_depth=30000, recv_depth=10000, deadline_s=5)
+        there = node2.call(told, listener.accept, deadline_s=0.5)
+    here.says(DeviceError, r"that takes 40000 completion-queue entries, the device has 32767", 5)
+    there.says(ConnectTimeout, "nobody asked")
+
+
+@contextlib.contextmanager
+def down(node: Node) -> Iterator[None]:
+    node.run("ip", "link", "set", node.netdev, "down")
+    try:
+        time.sleep(0.3)
+        yield
+    finally:
+        node.run("ip", "link", "set", node.netdev, "up")
+        _wait_for_gid(node, f"::ffff:{node.address}")
+        for _ in range(100):
+            with rdmaconnect.device.open_device(node.device) as context:
+                if context.port(1).state.name == "ACTIVE":
+                    break
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("side", ["connector", "listener"])
+def test_r20_the_port_is_down(node1: Node, node2: Node, side: str) -> None:
+    dead, device = (node1, "rxe1") if side == "connector" else (node2, "rxe2")
+    with management(node1, node2):
+        listener = node2.call(rdmaconnect.listen, "10.200.0.2:0", device="rxe2")
+        with listener, down(dead):
+            there = node2.start(told, listener.accept, deadline_s=DEADLINE_S / 4, tolerant=False)
+            here = node1.call(told, rdmaconnect.connect, listener.url, device="rxe1", deadline_s=DEADLINE_S / 4)
+            there = there.result(PATIENCE)
+    ends = (here, there) if side == "connector" else (there, here)
+    ends[0].says(DeviceError, f"Seen: {device} port 1 DOWN.*ip link set")
+
+
+def test_r23_a_firewall_on_roce(node1: Node, node2: Node) -> None:
+    with lost(node1, *ROCE), lost(node2, *ROCE):
+        here, there = both(node1, node2, connect=QUICK)
+    here.says(CompletionError, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
+    there.says(PeerRejected, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
+
+
+def test_r33_r34_a_type_and_a_place_that_there_is_not(node1: Node) -> None:
+    with end_on(node1, QpType.RC, 5, max_send_wr=8) as end:
+        raw = told(QueuePair, end.pd, end.cq, end.cq, QpType.RAW_PACKET)
+        end.climb(end)
+        end.qp.modify({"qp_state": QpState.SQD})  # nothing leaves the queue
+        full = told(lambda: [end.qp.post_send(SendRequest().send(i, inline=b"x")) for i in range(99)])
+    raw.says(rdmaconnect.VerbsError, "ibv_create_qp: EOPNOTSUPP .*does not have this qp_type", 1)
+    full.says(rdmaconnect.errors.PostError, "ENOMEM .*send queue is full: wait for completions", 1)
+
+
+def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["rdmaconnect.probe"], "PATIENCE_S", 3.0)
+
+    def other(lane: Lane, path: Any) -> Any:
+        lane.qp.modify({"qkey": lane.endpoint.qkey ^ 1})
+        return path
+
+    on_device(monkeypatch, node2, "to_rtr", other)
+    here, there = both(node1, node2, connect={"qp_type": "UD"})
+    print(here, there)
+
+
+def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
+    strict = f"net.ipv4.conf.{node1.netdev}.arp_ignore"
+    node1.run("sysctl", "-qw", f"{strict}=2")
+    try:
+        with extra_address(node1, "10.77.0.1/24"):
+            index = _wait_for_gid(node1, "::ffff:10.77.")
+            here, there = both(node1, node2, connect={"gid_index": index, "qp_type": "UD"})
+    finally:
+        node1.run("sysctl", "-qw", f"{strict}=0")
+    here.says(PeerRejected, r"ibv_create_ah: ETIMEDOUT .*did not resolve")
+    there.says(rdmaconnect.VerbsError, r"ibv_create_ah: ETIMEDOUT .*did not resolve")
+
+
+# ---- R29: the exchange
+
+
+def test_r29_strangers_cost_nobody_anything(node1: Node, node2: Node) -> None:
+    """nc -z, one byte of garbage, one who says nothing, one who speaks a byte at a time, two hundred at once."""
+    with node2.listening() as listener, contextlib.ExitStack() as stack:
+        there = node2.start(listener.accept, deadline_s=DEADLINE_S)
+        at = (node2.address, listener.port)
+
+        def come(words: bytes = b"") -> socket.socket:
+            stranger = stack.enter_context(socket.create_connection(at, timeout=5))
+            stranger.sendall(words)
+            return stranger
+
+        node1.call(come).close()
+        node1.call(come, b"\x99")
+        slow = node1.call(come)
+        for _ in range(200):
+            node1.call(come)
+        stop = threading.Event()
+
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                for byte in b"\xff\0\0\0\0\0\0\0\x01\x7f\x03":
+                    slow.sendall(bytes([byte]))
+                    stop.wait(0.05)
+
+        dripping = node1.start(drip)
+        before = time.monotonic()
+        with node1.connect(listener.url).result(PATIENCE) as a, there.result(PATIENCE) as b:
+            assert time.monotonic() - before < DEADLINE_S
+            a.send(b"fine")
+            assert b.recv(deadline_s=DEADLINE_S) == b"fine"
+        dripping.result(PATIENCE)
+
+
+def test_r29_a_firewall_on_the_exchange(node1: Node, node2: Node) -> None:
+    with node2.listening() as listener:
+        drop = ("flower", "ip_proto", "tcp", "dst_port", str(listener.port))
+        with lost(node2, *drop):
+            there = node2.start(told, listener.accept, deadline_s=2)
+            here = node1.call(told, rdmaconnect.connect, listener.url, deadline_s=2)
+        there = there.result(PATIENCE)
+    here.says(ConnectTimeout, "nothing listens there, or a firewall drops the packets", 5)
+    there.says(ConnectTimeout, "nobody asked", 5)
+
+
+def test_r29_the_port_is_taken(node2: Node) -> None:
+    with node2.listening() as listener:
+        here = node2.call(told, rdmaconnect.listen, listener.url)
+    here.says(OSError, rf"listen on tcp://10.9.0.2:{listener.port}: Address already in use.*ss -ltnp", 5)
+    assert here.errno == errno.EADDRINUSE
+
+
+def test_r29_a_listener_on_loopback(node1: Node, node2: Node) -> None:
+    """As where /etc/hosts gives a host's own name 127.0.1.1."""
+    with node2.call(rdmaconnect.listen, "127.0.1.1:0") as listener:
+        there = node2.start(told, listener.accept, deadline_s=2)
+        here = node1.call(told, rdmaconnect.connect, f"{node2.address}:{listener.port}", deadline_s=2)
+        away = node1.call(told, rdmaconnect.connect, f"127.0.1.1:{listener.port}", deadline_s=2)
+        there = there.result(PATIENCE)
+    here.says(ConnectTimeout, "nothing listens there", 5)
+    away.says(ConnectTimeout, "nothing listens there", 5)
+    there.says(ConnectTimeout, "nobody asked", 5)
+
+
+# ---- R30, R31
+
+
+def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
+    with connected(node1, node2) as (a, b):
+        b._lane.qp.modify({"qp_state": QpState.ERR})
+        sending = node1.start(told, a.send, b"x", deadline_s=DEADLINE_S)
+        time.sleep(0.3)
+        before = time.monotonic()
+        a.close()
+        assert time.monotonic() - before < 5
+        here = sending.result(PATIENCE)
+        there = told(b.recv, deadline_s=DEADLINE_S)
+    print(here, there)
+
+
+def test_r31_the_kernel_sets_the_hop_limit(node1: Node, node2: Node) -> None:
+    with connected(node1, node2, connect={"hop_limit": 1}) as (a, _):
+        assert a._lane.qp.query().ah_attr.hop_limit == 64

@@ -1,0 +1,174 @@
+"""The faults of the field that lie in the host: limits, rights, containers, peers that are stopped or killed.
+
+Each befalls a process of its own on node 1, which connects to node 2; see ``test_recipes``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from conftest import NETNS, PATIENCE, Node, ours
+from outcome import DEADLINE_S, Told, told
+
+from rdmaconnect import PeerClosed
+
+pytestmark = pytest.mark.skipif(not NETNS, reason="the rig's two devices are in one namespace")
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    """The kernel holds nothing of ours when a recipe is over."""
+    yield
+    assert ours() == []
+
+
+NURSERY = textwrap.dedent(
+    """
+    import ctypes, json, os, resource, sys, time
+    import rdmaconnect
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def nobody():
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+
+    def over(path, flags=0):
+        '''Hide a folder under an empty one, for this process alone.'''
+        if libc.unshare(0x20000) or libc.mount(None, b"/", None, 0x44000, None):
+            raise OSError(ctypes.get_errno(), "unshare")
+        if libc.mount(b"none", path.encode(), b"tmpfs", flags, None):
+            raise OSError(ctypes.get_errno(), path)
+
+    def memlock():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+        nobody()
+
+    def files(more):
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(more),) * 2)
+
+    def no_node():
+        over("/dev/infiniband")
+
+    def no_right():
+        nodes = [(n, os.stat("/dev/infiniband/" + n)) for n in os.listdir("/dev/infiniband")]
+        over("/dev/infiniband")
+        for name, stat in nodes:
+            os.mknod("/dev/infiniband/" + name, 0o20600, stat.st_rdev)
+        nobody()
+
+    def no_class():
+        over("/sys/class/infiniband_verbs")
+
+    def elsewhere():
+        with open("/run/netns/n2") as file:
+            libc.setns(file.fileno(), 0x40000000)
+
+    def play(url, job, *args):
+        if job != "-":
+            globals()[job](*args)
+        options = {"device": "rxe1"} if job == "elsewhere" else {}
+        with rdmaconnect.connect(url, deadline_s=10, **options) as conn:
+            print("connected", flush=True)
+            conn.recv(deadline_s=60)
+
+    print("up", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            before = time.monotonic()
+            try:
+                play(*line.split())
+            except BaseException as e:
+                took = time.monotonic() - before
+                print(json.dumps([type(e).__name__, str(e), getattr(e, "errno", 0) or 0, took]), flush=True)
+            os._exit(1)
+        print(pid, flush=True)
+        print("end", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    """
+)
+
+
+class Nursery:
+    """Where processes come from that are to be hindered; forked, since an interpreter takes long to start."""
+
+    def __init__(self, node: Node) -> None:
+        self._program = subprocess.Popen(
+            node.command(sys.executable, "-c", NURSERY), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.line() == "up"
+
+    def line(self) -> str:
+        assert self._program.stdout is not None
+        return self._program.stdout.readline().strip()
+
+    def bear(self, *words: str) -> int:
+        assert self._program.stdin is not None
+        print(*words, file=self._program.stdin, flush=True)
+        return int(self.line())
+
+    def told(self) -> Told:
+        """What the process was told; it has ended then."""
+        said = [self.line()]
+        while not said[-1].startswith("end"):
+            said.append(self.line())
+        assert len(said) > 1, f"it said nothing: {said}"
+        return Told(*json.loads(said[-2]))
+
+    def close(self) -> None:
+        self._program.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def nursery(node1: Node) -> Iterator[Nursery]:
+    made = Nursery(node1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "job",
+    ["memlock", *[f"files {n}" for n in (2, 4, 6, 8, 12, 16, 20, 24)], "no_node", "no_right", "no_class", "elsewhere"],
+)
+def test_explore(node2: Node, nursery: Nursery, job: str) -> None:
+    with node2.listening() as listener:
+        there = node2.start(told, listener.accept, deadline_s=3)
+        nursery.bear(listener.url, *job.split())
+        print(job, there.exception(PATIENCE) or there.result())
+        print(job, nursery.told())
+
+
+def test_r13_a_peer_that_is_killed(node2: Node, nursery: Nursery) -> None:
+    with node2.listening() as listener:
+        there = node2.start(listener.accept, deadline_s=DEADLINE_S)
+        pid = nursery.bear(listener.url, "-")
+        with there.result(PATIENCE) as conn:
+            assert nursery.line() == "connected"
+            os.kill(pid, signal.SIGKILL)
+            here = node2.call(told, conn.recv, deadline_s=DEADLINE_S)
+        assert nursery.line() == "end -9"
+    here.says(PeerClosed, "is gone: its process ended")
+
+
+def test_r29_a_peer_that_is_stopped(node2: Node, nursery: Nursery) -> None:
+    with node2.listening() as listener:
+        there = node2.start(listener.accept, deadline_s=DEADLINE_S)
+        pid = nursery.bear(listener.url, "-")
+        with there.result(PATIENCE) as conn:
+            assert nursery.line() == "connected"
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                here = node2.call(told, conn.recv, deadline_s=DEADLINE_S)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        print(nursery.told())
+    here.says(PeerClosed, "is gone")
