@@ -169,7 +169,9 @@ HINTS: dict[tuple[str, str], str] = {
     ("ibv_modify_qp ALT_PATH", "EINVAL"): (
         "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."
     ),
-    # ---- the listener's TCP port
+    # ---- the exchange
+    ("zmq_socket", "EMFILE"): f"{_FILES} An exchange takes up to 12, a device 3.",
+    ("zmq_socket", "ENFILE"): "The host has no file descriptor left: see `sysctl fs.file-nr fs.file-max`.",
     ("bind", "EADDRINUSE"): "Another program listens there (`ss -ltnp` names it): end it, or take another port.",
     ("bind", "EACCES"): "Ports below 1024 need privileges: take another one.",
     ("bind", "ENODEV"): "Give an address of this host, or * for all.",

@@ -24,7 +24,7 @@ import zmq
 from .curve import Keys
 from .deadline import Deadline
 from .driver import Wait
-from .errors import AuthenticationError, PeerClosed, RemoteProtocolError, hint_for
+from .errors import AuthenticationError, PeerClosed, RemoteProtocolError, VerbsError, hint_for
 
 __all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "check_name", "host_of", "tcp_url"]
 
@@ -40,6 +40,9 @@ _SILENT_MS = 10000
 _REFUSALS = 3
 #: zmq_socket_monitor(3): what went wrong in a handshake
 _MECHANISM_MISMATCH, _CRYPTOGRAPHIC = 0x11000002, 0x11000001
+
+#: descriptors that ZeroMQ may need for a socket, its threads and a peer; some it ends the whole process without
+_DESCRIPTORS = 12
 
 _contexts: dict[tuple[int, int], zmq.Context[zmq.Socket[bytes]]] = {}
 _contexts_lock = threading.Lock()
@@ -105,6 +108,23 @@ def tcp_url(peer: str, *, bind: bool = False) -> str:
         ipaddress.IPv6Address(host[1:-1])  # says itself what is wrong with it
     host = host or "*"
     return f"tcp://{host}:{port}"
+
+
+def _check_room(url: str) -> None:
+    """Are there so many descriptors?
+
+    Raises:
+        VerbsError: EMFILE, ENFILE.
+    """
+    held: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS):
+            held.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401 - those so far are closed
+    except OSError as e:
+        raise VerbsError("zmq_socket", e.errno or 0, f"open an exchange at {url}") from None
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:
@@ -178,6 +198,7 @@ class Channel(_Wire):
     """
 
     def __init__(self, url: str, max_frame: int, keys: Keys | None = None) -> None:
+        _check_room(url)
         super().__init__(zmq.DEALER, url, max_frame)
         self._keys = keys
         if keys is not None:
@@ -321,6 +342,7 @@ class Service(_Wire):
     """
 
     def __init__(self, url: str, max_frame: int, keys: Keys | None = None) -> None:
+        _check_room(url)
         # the handler of authentication serves a whole context: so this one gets its own
         self._guard = None if keys is None else _Guard(keys)
         super().__init__(zmq.ROUTER, url, max_frame, self._guard.context if self._guard else None)

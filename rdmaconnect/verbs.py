@@ -201,6 +201,11 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
     """
     count = ctypes.c_int()
     array = _call("ibv_get_device_list", byref(count), doing="list RDMA devices")
+    if not count.value:
+        try:  # without a descriptor left the list comes back empty, and no error with it
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as e:
+            raise _failed("ibv_get_device_list", e.errno or 0, "list RDMA devices") from None
     return array, [array[i] for i in range(count.value)]
 
 

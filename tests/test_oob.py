@@ -591,3 +591,31 @@ def test_an_address_of_another_host_is_refused() -> None:
     with pytest.raises(OSError, match=r"Give an address of this host, or \* for all\.$") as caught:
         Service("tcp://192.0.2.1:0", MAX)
     assert caught.value.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)
+
+
+FEW_FILES = """
+import os, resource, sys
+from rdmaconnect.errors import VerbsError
+from rdmaconnect.oob import Channel, Service
+
+lowest = os.dup(0)
+os.close(lowest)
+for more in range(1, 12):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for kind in (Channel, Service):
+        try:
+            kind("tcp://127.0.0.1:0" if kind is Service else "tcp://127.0.0.1:1", 1000)
+            print("there were enough")
+        except VerbsError as e:
+            print(e.errno, e)
+"""
+
+
+def test_without_descriptors_it_says_so_and_zeromq_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_FILES], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 22
+    for line in lines:
+        assert line.startswith(f"{errno.EMFILE} open an exchange at tcp://127.0.0.1:")
+        assert "zmq_socket: EMFILE (24), Too many open files. No file descriptor is left: raise the open-file" in line

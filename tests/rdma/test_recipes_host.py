@@ -53,8 +53,9 @@ NURSERY = textwrap.dedent(
         nobody()
 
     def files(more):
-        highest = max(map(int, os.listdir("/proc/self/fd")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(more),) * 2)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + int(more),) * 2)
 
     def no_node():
         over("/dev/infiniband")
