@@ -51,7 +51,11 @@ HINTS: dict[tuple[str, str], str] = {
     ("rdma link add", "EINVAL"): "The type is not known: load the driver first, for SoftRoCE `modprobe rdma_rxe`.",
     # ---- memory
     ("ibv_reg_mr", "ENOMEM"): _MEMLOCK,
-    ("ibv_reg_mr", "EFAULT"): "The address range is not all mapped, or not writable while write access was asked for.",
+    # the latter: Linux 6.5 and later, mm/gup.c, check_vma_flags
+    ("ibv_reg_mr", "EFAULT"): (
+        "The address range is not all mapped, or not writable while write access was asked for, "
+        "or a writable mapping of a file on disk: map that with ACCESS_READ, or use memory of its own."
+    ),
     ("ibv_reg_mr", "EINVAL"): "Remote write and remote atomic access need local write access too.",
     ("ibv_reg_mr", "EOPNOTSUPP"): "The device cannot register this kind of memory or access: ask for less.",
     ("ibv_reg_mr", "EPERM"): f"The kernel refused to lock so much memory. {_MEMLOCK}",
