@@ -312,6 +312,14 @@ def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
     )
 
 
+def _of_the_kernel() -> list[str]:
+    """The devices that the kernel has, whether this process can use them or not."""
+    try:
+        return sorted(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return []
+
+
 def rank_ports(options: Options, host: str | None = None) -> list[Port]:
     """The ports that could be used, the best first.
 
@@ -332,27 +340,41 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
     """
     names = [options.device] if options.device is not None else device_names()
     if not names:
+        kernel = _of_the_kernel()
+        if kernel:
+            raise DeviceError(
+                f"find an RDMA device: the kernel has {', '.join(kernel)}, but this process cannot use them: "
+                "/dev/infiniband is absent or not theirs, or the devices' provider is not installed. In a container "
+                "pass --device /dev/infiniband; on a host install the provider (`apt install ibverbs-providers`)."
+            )
         raise DeviceError(
             "find an RDMA device: there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 "
             "type rxe netdev eth0`); in a container pass /dev/infiniband and see `rdma system show`."
         )
     sources = source_addresses(host) if host else []
     problems: list[str] = []
+    wanted_is_missing = False
     found: list[tuple[tuple[bool, bool, bool], Port]] = []
     for name in names:
         try:
             with open_device(name) as context:
                 ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
         except (VerbsError, DeviceError) as e:
-            if options.device is not None:
+            if options.device is not None or getattr(e, "errno", 0) in (errno.EMFILE, errno.ENFILE):
                 raise
             problems.append(str(e).rstrip("."))
             continue
         wanted = options.gid_index
         fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
         found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
-        problems += [f"{port} without gid_index {wanted}" for port in ports if port not in fit]
+        problems += [f"{port} with {port.gid_words()}" for port in ports if port not in fit]
+        wanted_is_missing |= len(fit) < len(ports)
         problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
+    if not found and wanted_is_missing:
+        raise DeviceError(
+            f"use gid_index {options.gid_index}: that slot is empty on every port. Seen: {'; '.join(problems)}. "
+            "Addresses come and go, and their slots with them: see `rdmaconnect devices`."
+        )
     if not found:
         raise DeviceError(
             f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "

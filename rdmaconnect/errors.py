@@ -131,7 +131,7 @@ class VerbsError(RdmaConnectError, OSError):
 
     def __init__(self, verb: str, errno: int, doing: str = "", hint: str | None = None) -> None:
         if hint is None:
-            hint = hint_for(verb, errno)
+            hint = hint_for(verb, errno) or hint_for("any verb", errno)
         verdict = f"{verb}: {errno_name(errno)}, {os.strerror(errno)}"
         OSError.__init__(self, errno, _sentence(doing, verdict, hint))
         self.verb = verb
@@ -206,12 +206,21 @@ class CompletionError(RdmaConnectError):
     """
 
     def __init__(
-        self, status: int, *, vendor_err: int = 0, wr_id: int = 0, qp_num: int = 0, opcode: str = "", doing: str = ""
+        self,
+        status: int,
+        *,
+        vendor_err: int = 0,
+        wr_id: int = 0,
+        qp_num: int = 0,
+        opcode: str = "",
+        doing: str = "",
+        hint: str | None = None,
     ) -> None:
         name = str(status)
         deed = doing or f"{opcode or 'work request'} on QP {qp_num:#08x}"
         verdict = f"work completion {name} ({int(status)}), vendor_err {vendor_err:#x}"
-        super().__init__(_sentence(deed, verdict, HINTS.get(("completion", name), "")))
+        hint = HINTS.get(("completion", name), "") if hint is None else hint
+        super().__init__(_sentence(deed, verdict, hint))
         self.status, self.vendor_err, self.wr_id = status, vendor_err, wr_id
         self.qp_num, self.opcode = qp_num, opcode
 

@@ -20,6 +20,7 @@ _OR_MEMLOCK = "the locked-memory limit is too low (`ulimit -l`): see `rdmaconnec
 _FILES = (
     "No file descriptor is left: raise the open-file limit (`ulimit -n 65536`, in a systemd unit LimitNOFILE=65536)."
 )
+_ALL_FILES = "The host has no file descriptor left: see `sysctl fs.file-nr fs.file-max`."
 _LIMIT = "is above the device's limit: compare with query_device() (`rdmaconnect devices -v`)."
 _EEC = "It belongs to the RD transport, which no device has: take it for a fault of the provider, and update it."
 
@@ -31,7 +32,8 @@ HINTS: dict[tuple[str, str], str] = {
         "for SoftRoCE rdma_rxe), or use a kernel that has it."
     ),
     ("ibv_get_device_list", "EPERM"): "Run as a user who may read /sys/class/infiniband_verbs.",
-    ("ibv_get_device_list", "EMFILE"): _FILES,
+    ("any verb", "EMFILE"): _FILES,
+    ("any verb", "ENFILE"): _ALL_FILES,
     ("ibv_open_device", "ENOENT"): "The device node is absent: in a container pass --device /dev/infiniband.",
     ("ibv_open_device", "EACCES"): (
         "The user may not open it: add the user to the node's group, often rdma (`ls -l /dev/infiniband`, "
@@ -175,7 +177,6 @@ HINTS: dict[tuple[str, str], str] = {
     ),
     # ---- the exchange
     ("zmq_socket", "EMFILE"): f"{_FILES} An exchange takes up to 12, a device 3.",
-    ("zmq_socket", "ENFILE"): "The host has no file descriptor left: see `sysctl fs.file-nr fs.file-max`.",
     ("bind", "EADDRINUSE"): "Another program listens there (`ss -ltnp` names it): end it, or take another port.",
     ("bind", "EACCES"): "Ports below 1024 need privileges: take another one.",
     ("bind", "ENODEV"): "Give an address of this host, or * for all.",

@@ -205,7 +205,7 @@ class Channel(_Wire):
             self._socket.curve_publickey, self._socket.curve_secretkey = keys.public, keys.secret
             self._socket.curve_serverkey = keys.listener
         self._said: bytes | None = None
-        self._seen = "nothing answered yet"
+        self._seen = "nothing answers: the host is down or not there, or a firewall drops the packets"
         self._hung_up = ""
         self._meetings = self._refusals = 0
         self._settled = False
@@ -453,7 +453,10 @@ class Line:
             try:
                 self.service._socket.send_multipart([self.name, frame], zmq.NOBLOCK)
             except zmq.ZMQError as e:
-                raise PeerClosed(f"send to {self.address or 'the peer'}: {e.strerror}. It closed its side.") from e
+                raise PeerClosed(
+                    f"send to {self.address or 'the peer'}: {e.strerror}. It is gone: it closed its side, its process "
+                    "ended or was stopped, or the network to it broke."
+                ) from e
 
     def recv(self) -> bytes | None:
         """The next frame of this peer, or None if there is none now."""

@@ -169,7 +169,7 @@ def _scope(gid: Gid) -> tuple[bool, bool, bool]:
     return gid.is_ipv4, gid.is_link_local, gid.is_loopback
 
 
-def _common_pkey(connector: PortAddress, listener: PortAddress, wish: int | None) -> int | None:
+def common_pkey(connector: PortAddress, listener: PortAddress, wish: int | None) -> int | None:
     """A partition both are in, one of them at least as a full member (bit 15), by its 15 bits."""
     theirs = [p for p in listener.pkeys if p & 0x7FFF]
     for mine in connector.pkeys:
@@ -245,7 +245,7 @@ def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:
     differences = []
     if connector.qp_type != listener.qp_type:
         differences.append(f"qp_type: connector {connector.qp_type}, listener {listener.qp_type}")
-    pkey = _common_pkey(here, there, wish.pkey)
+    pkey = common_pkey(here, there, wish.pkey)
     if pkey is None:
         tables = " and ".join(
             f"{role} has {', '.join(f'{p:#06x}' for p in port.pkeys if p) or 'none'}"

@@ -173,13 +173,15 @@ class Prober:
     def _failed(self, connection: Middle) -> CompletionError:
         error = connection._lane.broken
         assert error is not None
-        small_arrived = any(sent.status == WcStatus.SUCCESS for sent in self._sent)
+        unanswered = error.status in (WcStatus.RETRY_EXC_ERR, WcStatus.WR_FLUSH_ERR)
+        small_arrived = unanswered and any(sent.status == WcStatus.SUCCESS for sent in self._sent)
         more = f" {self._mtu_words()}" if small_arrived else ""
         if error.status == WcStatus.WR_FLUSH_ERR and not small_arrived:
             more = " (this host did not send: its firewall drops RoCE, UDP port 4791, or its network device refuses)"
         return CompletionError(
             error.status, vendor_err=error.vendor_err, wr_id=error.wr_id, qp_num=error.qp_num, opcode=error.opcode,
             doing=f"prove the data path from {connection.local} to {connection.peer}{more}",
+            hint="" if small_arrived else None,
         )  # fmt: skip
 
     def _mtu_words(self) -> str:
@@ -189,20 +191,22 @@ class Prober:
         )
 
     def _explain(self) -> str:
-        if self._told:
-            return "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
-        if self._seen:
+        if self._seen and not self._told:
             return f"Some probes arrived and some did not. {self._mtu_words()}"
-        if self._wire.handshake.proved:
-            return (
+        if self._told:
+            text = "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
+        elif self._wire.handshake.proved:
+            text = (
                 "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
                 "Does a firewall on this side drop RoCE (UDP port 4791)?"
             )
-        ud = " or hold different Q_Keys" if self._connections[0].local.qp_type is QpType.UD else ""
-        return (
-            "No probe arrived: a firewall between drops RoCE (UDP port 4791), or the two ends do not reach each other"
-            f"{ud}."
-        )
+        else:
+            text = (
+                "No probe arrived: a firewall between drops RoCE (UDP port 4791), "
+                "or the two ends do not reach each other."
+            )
+        ud = self._connections[0].local.qp_type is QpType.UD
+        return f"{text} UD also drops in silence what comes with another Q_Key." if ud else text
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors to wait on between two steps."""

@@ -20,7 +20,7 @@ from .errors import (
 )
 from .messages import Target
 from .oob import check_name
-from .path import Candidate, candidates
+from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
 from .trace import Trace
@@ -89,7 +89,12 @@ class Ways:
             self.used = next(iter(candidates(mine[:1], theirs[:1])), None)
         if self.used is not None:
             self._tried.add(_way(self.used))
-        return [way for way in candidates(mine, theirs) if _way(way) not in self._tried]
+        pkey = self.terms.options.pkey
+        return [
+            way
+            for way in candidates(mine, theirs)
+            if _way(way) not in self._tried and common_pkey(way.here, way.there, pkey) is not None
+        ]
 
     def mine(self) -> list[PortAddress]:
         """What a peer would be told of this host's ports; those without an address are left out."""

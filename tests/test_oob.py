@@ -419,7 +419,7 @@ def test_sending_to_a_peer_that_is_gone_says_so(service: Service) -> None:
     with channel(service.url) as made:
         made.send(b"x")
         line = meet(service)
-    with pytest.raises(PeerClosed, match=r"send to .*127\.0\.0\.1: .*It closed its side\."):
+    with pytest.raises(PeerClosed, match=r"send to .*127\.0\.0\.1: .*It is gone: it closed its side, "):
         until(lambda: line.send(b"y"), seconds=5)
 
 

@@ -275,7 +275,7 @@ def test_over_types_that_lose_messages_time_tells(
     said = pair.fails(clock, ConnectTimeout)
     assert said.startswith("prove the data path: no success within 10")
     assert words in said
-    assert ("Q_Keys" in said) == (qp_type is QpType.UD and there is back is drop)
+    assert ("another Q_Key" in said) == (qp_type is QpType.UD and there is drop)
 
 
 def test_probes_that_arrive_changed_are_told(clock: Clock) -> None:

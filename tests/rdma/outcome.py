@@ -41,7 +41,7 @@ def told(make: Any, *args: Any, **options: Any) -> Told:
     try:
         made = make(*args, **options)
     except (RdmaConnectError, OSError) as e:
-        words = str(e.strerror if isinstance(e, OSError) else e)
+        words = str(e) if isinstance(e, RdmaConnectError) else str(e.strerror)
         return Told(type(e).__name__, words, getattr(e, "errno", None) or 0, time.monotonic() - before)
     if hasattr(made, "close"):
         made.close()

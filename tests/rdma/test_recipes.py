@@ -69,7 +69,7 @@ def test_r01_the_index_of_an_address_that_is_gone(node1: Node, node2: Node) -> N
     with node2.listening() as listener:
         here = node1.call(told, rdmaconnect.connect, listener.url, gid_index=index, deadline_s=DEADLINE_S)
         there = node2.call(told, listener.accept, deadline_s=0.5)
-    here.says(DeviceError, rf"gid_index {index} of rxe1 port 1: that slot is empty\. There are .*10\.9\.0\.1", 5)
+    here.says(DeviceError, r"gid_index \d+: that slot is empty on every port\. Seen: rxe1 port 1 .*10\.9\.0\.1", 10)
     there.says(ConnectTimeout, "nobody asked")
 
 
@@ -83,8 +83,8 @@ def test_r01_an_address_that_goes_while_connecting(node1: Node, node2: Node, mon
     index = _wait_for_gid(node1, "::ffff:172.30.1.2")
     on_device(monkeypatch, node1, "to_rtr", go)
     here, there = both(node1, node2, connect={"gid_index": index})
-    here.says(ModifyError, rf"ENODATA .*gid_index {index} is an empty slot: the address was removed")
-    there.says(PeerRejected, rf"ENODATA .*gid_index {index} is an empty slot")
+    here.says(ModifyError, r"ENODATA .*gid_index \d+ is an empty slot: the address was removed")
+    there.says(PeerRejected, r"ENODATA .*gid_index \d+ is an empty slot: the address was removed")
 
 
 def test_r02_gids_of_two_families(node1: Node, node2: Node) -> None:
@@ -92,8 +92,8 @@ def test_r02_gids_of_two_families(node1: Node, node2: Node) -> None:
     words = (
         r"GIDs: none of the connector's \(gid_index 1 \(::ffff:10.9.0.1, .*\) matches .*listener's \(gid_index 0 \(fe80"
     )
-    here.says(PeerRejected, words, 5)
-    there.says(PeerMismatch, words, 5)
+    here.says(PeerRejected, words, 10)
+    there.says(PeerMismatch, words, 10)
 
 
 def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> None:
@@ -109,10 +109,10 @@ def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> 
 
 
 def test_r04_no_route_to_an_ipv6_gid(node1: Node, node2: Node) -> None:
-    with extra_address(node1, "fd00:77::1/64"):
+    with extra_address(node1, "fd00:77::1/64"), extra_address(node2, "fd00:88::2/64"):
         here, there = both(node1, node2, connect={"gid_index": _wait_for_gid(node1, "fd00:77::1")})
-    here.says(PeerRejected, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index 0 \(fe80")
-    there.says(ModifyError, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index 0 \(fe80")
+    here.says(PeerRejected, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index \d+ \(fd00:88::2")
+    there.says(ModifyError, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index \d+ \(fd00:88::2")
 
 
 def test_r05_no_grh_on_ethernet(node1: Node) -> None:
@@ -121,8 +121,8 @@ def test_r05_no_grh_on_ethernet(node1: Node) -> None:
         rtr = {"qp_state": QpState.RTR, **attributes(QpType.RC, end, end)[1]}
         here = node1.call(told, end.qp.modify, {**rtr, "ah_attr": AhAttr(port_num=1, dlid=5)})
         there = node1.call(told, end.qp.modify, {**rtr, "ah_attr": replace(rtr["ah_attr"], dgid=bytes(16))})
-    here.says(ModifyError, r"EINVAL .*is_global", 5)
-    there.says(ModifyError, r"EINVAL .*address families", 5)
+    here.says(ModifyError, r"EINVAL .*is_global", 10)
+    there.says(ModifyError, r"EINVAL .*address families", 10)
 
 
 # ---- R06 to R13: two queue pairs that do not fit
@@ -161,19 +161,20 @@ def test_r09_a_key_that_does_not_fit(node1: Node, node2: Node) -> None:
         region = replace(a.remote["r"], rkey=a.remote["r"].rkey ^ 0x5500)
         here = told(a.write, b"x", region, deadline_s=DEADLINE_S)
         there = told(b.recv, deadline_s=DEADLINE_S)
-    here.says(CompletionError, "REM_ACCESS_ERR .*rkey, range or access flags", 5)
-    there.says(CompletionError, "WR_FLUSH_ERR .*the peer asked for what this end does not allow", 5)
+    here.says(CompletionError, "REM_ACCESS_ERR .*rkey, range or access flags", 10)
+    there.says(CompletionError, "WR_FLUSH_ERR .*the peer asked for what this end does not allow", 10)
 
 
 def test_r10_no_receive_is_posted(node1: Node, node2: Node) -> None:
-    with connected(node1, node2, connect={"rnr_retry": 0}, listen={"recv_depth": 1}) as (a, b):
+    with connected(node1, node2, connect={"rnr_retry": 0}, listen={"recv_depth": 2}) as (a, b):
         a.send(b"one", deadline_s=DEADLINE_S)
-        here = told(a.send, b"two", deadline_s=DEADLINE_S)
-        assert b.recv(deadline_s=DEADLINE_S) == b"one"
+        a.send(b"two", deadline_s=DEADLINE_S)
+        here = told(a.send, b"three", deadline_s=DEADLINE_S)
+        assert [b.recv(deadline_s=DEADLINE_S) for _ in range(2)] == [b"one", b"two"]
         a.close()
         there = told(b.recv, deadline_s=DEADLINE_S)
-    here.says(CompletionError, "RNR_RETRY_EXC_ERR .*no receive posted", 5)
-    there.says(PeerClosed, r"the peer closed the connection .*RNR_RETRY_EXC_ERR", 5)
+    here.says(CompletionError, "RNR_RETRY_EXC_ERR .*no receive posted", 10)
+    there.says(PeerClosed, r"the peer closed the connection .*RNR_RETRY_EXC_ERR", 10)
 
 
 def test_r11_the_peers_queue_pair_is_dead(node1: Node, node2: Node) -> None:
@@ -181,8 +182,8 @@ def test_r11_the_peers_queue_pair_is_dead(node1: Node, node2: Node) -> None:
         b._lane.qp.modify({"qp_state": QpState.ERR})
         here = told(a.send, b"x", deadline_s=DEADLINE_S)
         there = told(b.recv, deadline_s=DEADLINE_S)
-    here.says(CompletionError, "RETRY_EXC_ERR .*stopped answering: it is gone, its queue pair is not in RTR", 5)
-    there.says(CompletionError, "WR_FLUSH_ERR .*The queue pair went to ERR", 5)
+    here.says(CompletionError, "RETRY_EXC_ERR .*stopped answering: it is gone, its queue pair is not in RTR", 10)
+    there.says(CompletionError, "WR_FLUSH_ERR .*The queue pair went to ERR", 10)
 
 
 def test_r12_posting_in_the_wrong_state(node1: Node) -> None:
@@ -190,8 +191,8 @@ def test_r12_posting_in_the_wrong_state(node1: Node) -> None:
         early = told(end.recv)
         end.climb(end, QpState.RTR)
         late = told(end.qp.post_send, SendRequest().send(1, inline=b"x"))
-    early.says(StateError, "post a receive to RC QP .*: it is in RESET", 1)
-    late.says(StateError, "post to RC QP .*: it is in RTR and sends from RTS on", 1)
+    early.says(StateError, "post a receive to RC QP .*: it is in RESET", 5)
+    late.says(StateError, "post to RC QP .*: it is in RTR and sends from RTS on", 5)
 
 
 # ---- R14, R20, R23, R24, R33, R34
@@ -199,15 +200,15 @@ def test_r12_posting_in_the_wrong_state(node1: Node) -> None:
 
 def test_r14_a_partition_key_that_neither_has(node1: Node, node2: Node) -> None:
     here, there = both(node1, node2, connect={"pkey": 0x1234})
-    here.says(PeerRejected, r"P_Key: none in common .*0x1234 wished.*connector has 0xffff and listener has 0xffff", 5)
-    there.says(PeerMismatch, r"P_Key: none in common .*0x1234 wished", 5)
+    here.says(PeerRejected, r"P_Key: none in common .*0x1234 wished.*connector has 0xffff and listener has 0xffff", 10)
+    there.says(PeerMismatch, r"P_Key: none in common .*0x1234 wished", 10)
 
 
 def test_r14_more_than_the_device_has(node1: Node, node2: Node) -> None:
     with node2.listening() as listener:
         here = node1.call(told, rdmaconnect.connect, listener.url, send_depth=30000, recv_depth=10000, deadline_s=5)
         there = node2.call(told, listener.accept, deadline_s=0.5)
-    here.says(DeviceError, r"that takes 40000 completion-queue entries, the device has 32767", 5)
+    here.says(DeviceError, r"that takes 40000 completion-queue entries, the device has 32767", 10)
     there.says(ConnectTimeout, "nobody asked")
 
 
@@ -229,15 +230,19 @@ def down(node: Node) -> Iterator[None]:
 
 @pytest.mark.parametrize("side", ["connector", "listener"])
 def test_r20_the_port_is_down(node1: Node, node2: Node, side: str) -> None:
-    dead, device = (node1, "rxe1") if side == "connector" else (node2, "rxe2")
+    dead = node1 if side == "connector" else node2
     with management(node1, node2):
         listener = node2.call(rdmaconnect.listen, "10.200.0.2:0", device="rxe2")
         with listener, down(dead):
             there = node2.start(told, listener.accept, deadline_s=DEADLINE_S / 4, tolerant=False)
             here = node1.call(told, rdmaconnect.connect, listener.url, device="rxe1", deadline_s=DEADLINE_S / 4)
             there = there.result(PATIENCE)
-    ends = (here, there) if side == "connector" else (there, here)
-    ends[0].says(DeviceError, f"Seen: {device} port 1 DOWN.*ip link set")
+    if side == "connector":
+        here.says(DeviceError, "Seen: rxe1 port 1 DOWN.*ip link set")
+        there.says(ConnectTimeout, "nobody asked")
+    else:
+        here.says(PeerRejected, "Seen: rxe2 port 1 DOWN.*ip link set")
+        there.says(DeviceError, "Seen: rxe2 port 1 DOWN.*ip link set")
 
 
 def test_r23_a_firewall_on_roce(node1: Node, node2: Node) -> None:
@@ -249,12 +254,12 @@ def test_r23_a_firewall_on_roce(node1: Node, node2: Node) -> None:
 
 def test_r33_r34_a_type_and_a_place_that_there_is_not(node1: Node) -> None:
     with end_on(node1, QpType.RC, 5, max_send_wr=8) as end:
-        raw = told(QueuePair, end.pd, end.cq, end.cq, QpType.RAW_PACKET)
+        raw = told(QueuePair, end.pd, end.cq, end.cq, QpType.RAW_PACKET, max_send_wr=1, max_recv_wr=1)
         end.climb(end)
         end.qp.modify({"qp_state": QpState.SQD})  # nothing leaves the queue
         full = told(lambda: [end.qp.post_send(SendRequest().send(i, inline=b"x")) for i in range(99)])
-    raw.says(rdmaconnect.VerbsError, "ibv_create_qp: EOPNOTSUPP .*does not have this qp_type", 1)
-    full.says(rdmaconnect.errors.PostError, "ENOMEM .*send queue is full: wait for completions", 1)
+    raw.says(rdmaconnect.VerbsError, "ibv_create_qp: EOPNOTSUPP .*does not have this qp_type", 5)
+    full.says(rdmaconnect.errors.PostError, "ENOMEM .*send queue is full: wait for completions", 5)
 
 
 def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +270,9 @@ def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: py
         return path
 
     on_device(monkeypatch, node2, "to_rtr", other)
-    here, there = both(node1, node2, connect={"qp_type": "UD"})
-    print(here, there)
+    late, other = sorted(both(node1, node2, connect={"qp_type": "UD"}), key=lambda end: end.kind)
+    late.says(ConnectTimeout, "no success within .*UD also drops in silence what comes with another Q_Key")
+    other.says(PeerRejected, "no success within .*UD also drops in silence what comes with another Q_Key")
 
 
 def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
@@ -325,14 +331,14 @@ def test_r29_a_firewall_on_the_exchange(node1: Node, node2: Node) -> None:
             there = node2.start(told, listener.accept, deadline_s=2)
             here = node1.call(told, rdmaconnect.connect, listener.url, deadline_s=2)
         there = there.result(PATIENCE)
-    here.says(ConnectTimeout, "nothing listens there, or a firewall drops the packets", 5)
-    there.says(ConnectTimeout, "nobody asked", 5)
+    here.says(ConnectTimeout, "the host is down or not there, or a firewall drops the packets", 10)
+    there.says(ConnectTimeout, "nobody asked", 10)
 
 
 def test_r29_the_port_is_taken(node2: Node) -> None:
     with node2.listening() as listener:
         here = node2.call(told, rdmaconnect.listen, listener.url)
-    here.says(OSError, rf"listen on tcp://10.9.0.2:{listener.port}: Address already in use.*ss -ltnp", 5)
+    here.says(OSError, "listen on tcp://.*10.9.0.2.*: Address already in use. Another program listens.*ss -ltnp", 10)
     assert here.errno == errno.EADDRINUSE
 
 
@@ -343,17 +349,17 @@ def test_r29_a_listener_on_loopback(node1: Node, node2: Node) -> None:
         here = node1.call(told, rdmaconnect.connect, f"{node2.address}:{listener.port}", deadline_s=2)
         away = node1.call(told, rdmaconnect.connect, f"127.0.1.1:{listener.port}", deadline_s=2)
         there = there.result(PATIENCE)
-    here.says(ConnectTimeout, "nothing listens there", 5)
-    away.says(ConnectTimeout, "nothing listens there", 5)
-    there.says(ConnectTimeout, "nobody asked", 5)
+    here.says(ConnectTimeout, "nothing listens there", 10)
+    there.says(ConnectTimeout, "nobody asked", 10)
+    away.says(ConnectTimeout, "nothing listens there", 10)
 
 
 # ---- R30, R31
 
 
 def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
-    with connected(node1, node2) as (a, b):
-        b._lane.qp.modify({"qp_state": QpState.ERR})
+    """Flushed through ERR: through RESET they would never complete."""
+    with connected(node1, node2) as (a, b), lost(node2, *ROCE):
         sending = node1.start(told, a.send, b"x", deadline_s=DEADLINE_S)
         time.sleep(0.3)
         before = time.monotonic()
@@ -361,7 +367,8 @@ def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
         assert time.monotonic() - before < 5
         here = sending.result(PATIENCE)
         there = told(b.recv, deadline_s=DEADLINE_S)
-    print(here, there)
+    here.says(StateError, "the connection from QP .* is closed", 10)
+    there.says(PeerClosed, "the peer closed the connection", 10)
 
 
 def test_r31_the_kernel_sets_the_hop_limit(node1: Node, node2: Node) -> None:
