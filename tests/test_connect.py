@@ -168,6 +168,14 @@ def test_each_way_is_tried_once_and_then_it_ends_with_all_that_was_tried(world: 
     assert world.all_freed()
 
 
+def test_a_partition_key_that_neither_has_is_no_reason_to_try_other_ways(world: World) -> None:
+    connecting, _ = world.both(mine={"pkey": 0x1234})
+    assert isinstance(connecting.error, PeerRejected)
+    assert "P_Key: none in common with a full member (0x1234 wished)" in str(connecting.error)
+    assert world.targets() == [None]
+    assert world.all_freed()
+
+
 def test_a_peer_that_does_not_use_what_was_wanted_does_not_make_it_try_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,9 @@ class Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.devices: dict[str, Device] = {}
         self.sources: list[Gid] = []
+        self.kernel: list[str] = []
         monkeypatch.setattr(device, "device_names", lambda: list(self.devices))
+        monkeypatch.setattr(device, "_of_the_kernel", lambda: self.kernel)
         monkeypatch.setattr(device, "open_device", self.open)
         monkeypatch.setattr(device, "source_addresses", lambda host: self.sources)
 
@@ -164,6 +166,29 @@ def test_no_device_says_how_to_get_one(host: Host) -> None:
     words = host.refuses()
     assert words.startswith("find an RDMA device: there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; ")
     assert "in a container pass /dev/infiniband" in words
+
+
+def test_devices_that_only_the_kernel_sees_are_named(host: Host) -> None:
+    host.kernel = ["mlx5_0", "mlx5_1"]
+    words = host.refuses()
+    assert words.startswith("find an RDMA device: the kernel has mlx5_0, mlx5_1, but this process cannot use them: ")
+    assert "pass --device /dev/infiniband" in words
+
+
+def test_a_gid_index_that_no_port_has_is_told_with_what_there_is(host: Host) -> None:
+    host.has(port(gid("10.0.0.1")))
+    words = host.refuses(gid_index=7)
+    assert words.startswith(
+        "use gid_index 7: that slot is empty on every port. Seen: rxe0 port 1 ACTIVE (ETHERNET) with"
+    )
+    assert "(::ffff:10.0.0.1, " in words
+    assert "bring its network device up" not in words
+
+
+def test_without_descriptors_nothing_is_said_of_ports(host: Host) -> None:
+    host.has(port(name="rxe1"), error=VerbsError("ibv_query_pkey", errno.EMFILE))
+    words = host.refuses(VerbsError)
+    assert words.startswith("ibv_query_pkey: EMFILE (24), Too many open files. No file descriptor is left: raise the ")
 
 
 def test_no_active_port_lists_what_was_seen(host: Host) -> None:

@@ -78,6 +78,7 @@ class End:
         self.reposted: list[int] = []
         self.sent_sizes: list[int] = []
         self.carry: Carry = bytes
+        self.fault = WcStatus.RETRY_EXC_ERR
         self.other: End
         self.mr: Any = None
 
@@ -103,7 +104,7 @@ class End:
             self.other.slots.append(came)
             self.other.inbox.append((len(self.other.slots) - 1, len(came)))
         elif not lossy:
-            self.broken = CompletionError(WcStatus.RETRY_EXC_ERR, qp_num=17, opcode="send")
+            self.broken = CompletionError(self.fault, qp_num=17, opcode="send")
         return True
 
     def payload(self, slot: int, length: int) -> memoryview:
@@ -255,6 +256,14 @@ def test_over_rc_a_message_that_is_lost_with_success_is_told_at_once(clock: Cloc
     assert "513 bytes from QP 0x000011 on rxe0 port 1 arrived, and those sent before them did not" in words
     assert "The PSNs of the two ends do not fit" in words
     assert clock.now < 101
+
+
+def test_a_receive_that_is_missing_is_not_taken_for_a_small_mtu(clock: Clock) -> None:
+    pair = Pair()
+    pair.sides[0][0].carry, pair.sides[0][0].fault = only_small, WcStatus.RNR_RETRY_EXC_ERR
+    words = pair.fails(clock, CompletionError)
+    assert "path_mtu" not in words
+    assert "no receive posted" in words
 
 
 @pytest.mark.parametrize("qp_type", [QpType.UC, QpType.UD])

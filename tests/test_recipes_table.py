@@ -18,7 +18,7 @@ TESTS = {
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
 }
 #: recipe, test, words at one end, words at the other
-WORDS = re.compile(r"^\| (R\d\d) \| ([\w.]+)(?:\[[\w-]+\])? \| (\w+): (.+?) \| (?:(\w+): (.+?)|-) \|$", re.M)
+WORDS = re.compile(r"^\| (R\d\d) \| ([\w.]+)(?:\[[\w-]+\])? \| (\w+) \| (.+?) \| (?:(\w+): (.+?)|-) \|$", re.M)
 #: recipe, what is to be seen, tests
 ELSEWHERE = re.compile(r"^\| (R\d\d) \| ([^|]+) \| (test_[\w., ]+) \|$", re.M)
 README = (FOLDER / "README.md").read_text()
