@@ -51,9 +51,8 @@ docker images rdmaconnect
 status=0; echo "lab: the client's container:"
 said=$(compose run --rm "$client" 2>&1 | tee /proc/self/fd/2) || status=$?
 took "docker compose run"
-ended=$(timeout 60 docker wait "$(compose ps -aq "$server")") || ended="none: it still runs"
-echo "lab: the server's container:"
-heard=$(compose logs --no-log-prefix "$server" 2>&1 | tee /proc/self/fd/2)
+id=$(compose ps -aq "$server"); ended=$(timeout 60 docker wait "$id") || ended="none: it still runs"
+echo "lab: the server's container:"; heard=$(docker logs "$id" 2>&1 | tee /proc/self/fd/2)
 if [ "$status$ended" != 00 ]; then
   compose --profile "$PROFILE" logs; compose --profile "$PROFILE" ps -a; tail -20 /run/dockerd.log
   fail "the client ended with $status, the server with $ended"
