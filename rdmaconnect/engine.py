@@ -7,8 +7,7 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
@@ -54,12 +53,9 @@ class Engine:
     Attributes:
         lock: held while completions are taken and work is posted.
         lanes: queue pair number -> lane.
-        sleepers: how many sleep on the channel now.
     """
 
     def __init__(self, context: Context, cqe: int) -> None:
-        self.sleepers = 0
-        self._armed = False
         self.context = context
         self.lock = threading.RLock()
         self.lanes: dict[int, Lane] = {}
@@ -99,33 +95,11 @@ class Engine:
                     return
 
     def arm(self) -> None:
-        """Ask for an event at the next completion, if none is due already.
-
-        Call :meth:`progress` after it, then sleep, then call :meth:`heard`.
-        """
+        """Ask for an event at the next completion; call :meth:`progress` after it, then sleep."""
         with self.lock:
-            if self._closers and not self._armed:
+            if self._closers:
+                self.channel.drain()
                 self.cq.arm()
-                self._armed = True
-
-    def heard(self) -> None:
-        """Take the events that woke somebody; for others that sleep yet, ask for the next."""
-        with self.lock:
-            if self._closers and self.channel.drain():
-                self._armed = False
-                if self.sleepers:
-                    self.arm()
-
-    @contextmanager
-    def sleeping(self) -> Iterator[None]:
-        """One more sleeps on the channel meanwhile."""
-        with self.lock:
-            self.sleepers += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.sleepers -= 1
 
     def close(self) -> None:
         """Free everything, the last made first. Twice is fine."""

@@ -300,25 +300,18 @@ class Middle:
             self._engine.progress()
             if ready():
                 return
-        link, events = self._wire.filenos(), self._engine.channel.fileno()
-        fds = (events, *link)
+        link = self._wire.filenos()
+        fds = (self._engine.channel.fileno(), *link)
         while True:
+            self._check_open()
             self._engine.arm()
             self._engine.progress()
             if ready():
                 return
             if self._lane.broken is not None or self._wire.left is not None:
                 raise self._over(doing, self._lane.broken)
-            if deadline.left_s <= 0:
-                raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
-            with self._engine.sleeping():
-                readable = yield Wait(fds, deadline, _SLICE_MS)
-            self._check_open()
-            if not readable or events in readable:
-                self._engine.heard()
-                self._engine.progress()
-                if ready():
-                    return
+            deadline.check(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
+            readable = yield Wait(fds, deadline, _SLICE_MS)
             if not readable or readable & link:
                 self._wire.look()
 

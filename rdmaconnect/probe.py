@@ -210,7 +210,6 @@ class Prober:
 
     def fds(self) -> tuple[int, ...]:
         """The descriptors to wait on between two steps."""
-        self._engine.heard()
         self._engine.arm()
         return (self._engine.channel.fileno(), *self._wire.filenos())
 

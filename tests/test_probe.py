@@ -134,7 +134,7 @@ class Pair:
         self.sides: list[list[End]] = []
         for link, made in zip(links, (ours, theirs), strict=True):
             engine = SimpleNamespace(
-                progress=lambda: None, arm=lambda: None, heard=lambda: None, lock=threading.RLock(), mrs=[],
+                progress=lambda: None, arm=lambda: None, lock=threading.RLock(), mrs=[],
                 channel=SimpleNamespace(fileno=lambda: 9),
             )  # fmt: skip
             wire = Wire(link, made)
