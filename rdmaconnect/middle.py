@@ -296,7 +296,7 @@ class Middle:
         self._check_open()
         if ready():
             return
-        for _ in range(self._spin):
+        for _ in range(max(self._spin, 1)):  # what is there already needs no event
             self._engine.progress()
             if ready():
                 return
@@ -310,7 +310,8 @@ class Middle:
                 return
             if self._lane.broken is not None or self._wire.left is not None:
                 raise self._over(doing, self._lane.broken)
-            deadline.check(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
+            if deadline.left_s <= 0:
+                raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
             readable = yield Wait(fds, deadline, _SLICE_MS)
             if not readable or readable & link:
                 self._wire.look()
