@@ -15,7 +15,7 @@ REMEDIES: dict[str, str] = {
     "library": "apt install ibverbs-providers (Debian, Ubuntu) or dnf install libibverbs (Fedora, RHEL)",
     "provider": "apt install ibverbs-providers, of libibverbs's own version",
     "pass node": "docker run --device /dev/infiniband",
-    "pass node to pod": "a device plugin, or a hostPath volume of /dev/infiniband: docker/kubernetes.yaml",
+    "pass node to pod": "a device plugin, or a hostPath volume with privileged: true: docker/kubernetes.yaml",
     "make node": "modprobe ib_uverbs and wait for udev; or mknod by /sys/class/infiniband_verbs/{node}/dev",
     "join group": "usermod -aG {group} {user}, then log in anew",
     "open node": "chmod 666 {path}, or a udev rule with GROUP= and MODE=0660",
@@ -31,7 +31,9 @@ REMEDIES: dict[str, str] = {
     "network of pod": "hostNetwork: true, or a second network with the adapter in the pod: docker/kubernetes.yaml",
     "memlock shell": "ulimit -l unlimited; to keep it: '* - memlock unlimited' in /etc/security/limits.conf",
     "memlock container": "docker run --ulimit memlock=-1 --cap-add IPC_LOCK",
-    "memlock pod": "securityContext: capabilities: add: [IPC_LOCK]: docker/kubernetes.yaml",
+    "memlock pod": (
+        "LimitMEMLOCK=infinity in the container runtime's unit; or, for root, add: [IPC_LOCK]: docker/kubernetes.yaml"
+    ),
     "memlock service": "LimitMEMLOCK=infinity in the systemd unit",
     "nofile": "ulimit -n {wanted}; LimitNOFILE= in a systemd unit, docker run --ulimit nofile={wanted}",
     "firewall nft": "nft insert rule inet filter input udp dport 4791 accept; tcp dport {port} too",
