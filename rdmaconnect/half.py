@@ -73,6 +73,10 @@ class Half:
         """Whether its answer is being made: until that is done the half is not to be touched."""
         return self.answering is not None and not self.answering.done()
 
+    def halt(self) -> bool:
+        """Whether nothing is being done for it now; what has not begun yet does not begin."""
+        return self.answering is None or self.answering.cancel() or self.answering.done()
+
     @property
     def hello(self) -> Hello:
         """What the peer asked for."""

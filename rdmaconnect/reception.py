@@ -157,10 +157,11 @@ class Reception(Generic[M]):
         while (line := self._service.accept()) is not None:
             self._halves.append(Half(line, self._front))
         for half in self._halves[: max(0, len(self._halves) - HALF_OPEN_MAX)]:
-            if not half.busy and half.turn.acquire(blocking=False):
+            if half.turn.acquire(blocking=False):
                 try:
                     words = f"{HALF_OPEN_MAX} connections are half open: this one was the oldest."
-                    self._drop(half, StateError(words))
+                    if half.halt():
+                        self._drop(half, StateError(words))
                 finally:
                     half.turn.release()
 

@@ -393,6 +393,36 @@ def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(world: World) -> None
     listening._close()
 
 
+def test_connectors_that_wait_for_an_answer_are_bounded_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reception, "HALF_OPEN_MAX", 3)
+    monkeypatch.setattr(reception, "ANSWERS_MAX", 1)
+    reached, busy = threading.Event(), threading.Event()
+
+    def to_rtr(path: Path) -> None:
+        busy.set()
+        assert reached.wait(30)
+
+    world.there.to_rtr = to_rtr
+    listening = world.listen()
+    listening._begin = partial(Reception._begin, listening)  # type: ignore[method-assign]
+    accepting, asked = Teller(listening._accept(None, tolerant=True)), world.connect()
+    while not world.net.channels or not world.net.channels[0].out:
+        asked.step()
+    hello = world.net.of(Hello)[0]
+    asked.story.close()
+    for number in range(10):
+        Channel(world.net, URL).send(encode(Hello(bytes(15) + bytes([number + 1]), hello.ends, hello.wish, {})))
+        while world.net.carry():
+            accepting.step()
+        for _ in range(5):
+            accepting.step()
+        assert busy.wait(30)
+    assert len(listening._halves) <= 4  # the one that is being answered cannot be dropped
+    reached.set()
+    listening._close()
+    assert world.there.all_freed()
+
+
 def test_several_accepts_at_once_each_get_a_connection(world: World) -> None:
     for seed in range(50):
         world.net = Net(seed)
