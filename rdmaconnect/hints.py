@@ -1,8 +1,7 @@
-"""What failures mean and what to do about them, as data: for errors while they are raised, and for ``explain``.
+"""What failures of verbs and completions mean and what to do about them, as data.
 
-:data:`HINTS` is for one errno of one verb, or one completion status; :data:`CLASSES` for the classes of
-:mod:`rdmaconnect.errors`; :data:`THEMES` for what people ask about that no number names. Each text tells
-the cause, then what to type next.
+Read by errors while they are raised, and by ``rdmaconnect explain``. Each text tells the cause, then what
+to type next; what no number names is in :mod:`rdmaconnect.themes`.
 
 Sources: the manual pages of the verbs, kernel drivers/infiniband/core/addr.c and verbs.c, measurements on
 SoftRoCE, and public threads about connections that failed.
@@ -10,7 +9,7 @@ SoftRoCE, and public threads about connections that failed.
 
 from __future__ import annotations
 
-__all__ = ["CLASSES", "HINTS", "THEMES"]
+__all__ = ["HINTS"]
 
 _MEMLOCK = (
     "The locked-memory limit is too low (`ulimit -l` tells it, in KiB): in a shell `ulimit -l unlimited`, in a systemd "
@@ -246,156 +245,4 @@ HINTS: dict[tuple[str, str], str] = {
     ("completion", "TM_RNDV_INCOMPLETE"): (
         "A rendezvous message matched a tag, but its data did not all come: read it from the sender in software."
     ),
-}
-
-#: class of our errors -> when it comes, and what to do
-CLASSES: dict[str, tuple[str, str]] = {
-    "RdmaConnectError": ("All others derive from it.", "Catch it where any failure is handled alike."),
-    "LibraryError": (
-        "With the first call, or when a device is asked for what its provider lacks.",
-        "Install libibverbs and its providers (Debian, Ubuntu: `apt install ibverbs-providers`), or a newer rdma-core.",
-    ),
-    "DeviceError": (
-        "Before anything is exchanged: this host has no port to connect with, or not the one that was named.",
-        "`rdmaconnect devices` lists what there is; `rdma link` and `ip link` tell the states.",
-    ),
-    "VerbsError": (
-        "When the kernel or the provider refuses a verb.",
-        "Ask for its errno: `rdmaconnect explain ENOMEM`, for example.",
-    ),
-    "ModifyError": (
-        "When a queue pair cannot go to its next state; most often INIT->RTR, where RoCE resolves the peer's address.",
-        "Ask for its errno, for example `rdmaconnect explain ETIMEDOUT`; `rdmaconnect states RC` tells what is needed.",
-    ),
-    "PostError": (
-        "When a work request is not even taken: the queue is full, or the request does not fit the queue pair.",
-        "Those counted in .posted are on their way; wait for completions, and post the rest again.",
-    ),
-    "CompletionError": (
-        "After work was posted, or while the data path is proven; the queue pair is in ERR then.",
-        "Ask for its status, for example `rdmaconnect explain RETRY_EXC_ERR`; `conn.reconnect()` starts anew.",
-    ),
-    "StateError": ("When an object is used after its end, or too early.", "It is the program's own order to mend."),
-    "PeerMismatch": (
-        "When both ends have told what they have, and nothing fits: types, GIDs, P_Keys, link layers.",
-        "Each of .differences must go; compare `rdmaconnect devices` on both hosts.",
-    ),
-    "PeerRejected": (
-        "When the peer failed at its side; its own words are in the message.",
-        "Mend it there: the reason is what the peer's own error says.",
-    ),
-    "PeerClosed": (
-        "When the peer closed, died or vanished; 10 seconds of silence count as gone.",
-        "`conn.reconnect()` where the peer comes back; see the peer's log for why it went.",
-    ),
-    "AuthenticationError": (
-        "While the exchange is set up: another secret or key, or one side without any.",
-        "Give both sides the same RDMACONNECT_SECRET, or each other's key files (`rdmaconnect keygen`).",
-    ),
-    "ProtocolError": ("One of its two kinds comes.", "See LocalProtocolError and RemoteProtocolError."),
-    "LocalProtocolError": (
-        "When this side's program asks for something out of turn.",
-        "It is this library's own fault if `connect` or `accept` raise it: report it.",
-    ),
-    "RemoteProtocolError": (
-        "When something else listens at that address, or another version of this library.",
-        "Check host and port (`ss -ltnp` on the peer), and the versions on both (`rdmaconnect --version`).",
-    ),
-    "DeadlineExceeded": (
-        "When deadline_s has passed; the message names the step that was waited for.",
-        "See why that step stands still, at the peer too; or give more time with deadline_s.",
-    ),
-    "ConnectTimeout": (
-        "When the connection did not stand by deadline_s; the message names the step and what was seen until then.",
-        "Is the peer's program in accept()? `ss -ltn` there; a firewall must let TCP 18515 and UDP 4791 pass.",
-    ),
-}
-
-#: theme -> cause and remedy
-THEMES: dict[str, str] = {
-    "containers": (
-        "A container needs the device nodes, the locked memory and the network that has the GIDs: docker run "
-        "--device /dev/infiniband --ulimit memlock=-1 --network host; in Kubernetes an RDMA device plugin and its "
-        "network. ENOENT, EACCES and EPERM at ibv_open_device tell which of them is missing."
-    ),
-    "deadline": (
-        "Every call that waits takes deadline_s, and one deadline covers all of connect() on each side. Its error "
-        "names the step that was waited for."
-    ),
-    "fork": (
-        "What was opened before a fork belongs to the parent; a child must open its own. Use the `spawn` start method "
-        "of multiprocessing, or connect after the fork; RDMAV_FORK_SAFE=1 protects registered memory on old kernels."
-    ),
-    "gid": (
-        "A GID index means nothing on another host, and moves when an address is added anew: leave gid_index out, and "
-        "the pair is chosen by value (RoCE v2, one family, routable, same subnet). See `rdmaconnect devices`."
-    ),
-    "grh": (
-        "Ethernet needs the global header (is_global=1, sgid_index, dgid), InfiniBand only between subnets. LID 0 on "
-        "InfiniBand means that there is no subnet manager: `sminfo` asks for it."
-    ),
-    "limits": (
-        "A device's limits are upper bounds, and some drivers take what is beyond them and fail later: "
-        "`rdmaconnect devices -v` lists max_qp_wr, max_sge, max_cqe, max_qp_rd_atom and the rest."
-    ),
-    "many": (
-        "Connect many in one exchange (count=), which share one completion queue and channel: a context takes 2 "
-        "descriptors, a channel 1, a queue pair 0. `ulimit -n` must hold those, query_device().max_qp the queue pairs."
-    ),
-    "memlock": f"Registered memory stays locked in RAM, and the user has a limit for that. {_MEMLOCK}",
-    "mtu": (
-        "Both ends must use one path_mtu, and the network between must carry it with its headers: the Ethernet MTU "
-        "1500 carries 1024, for 4096 it takes 4200. Else small messages pass and large ones vanish: "
-        "`ip link` tells the MTU, and path_mtu=1024 is safe."
-    ),
-    "netns": (
-        "A RoCE GID can only be used where its network device is. In shared mode devices of other network namespaces "
-        "are listed all the same, in exclusive mode hidden: `rdma system show` tells it, `rdma system set netns "
-        "shared` changes it, `rdma dev set rxe0 netns NAME` moves a device."
-    ),
-    "pkey": (
-        "Both ends need a partition key in common, one of them as a full member (0x8000 set): compare the tables "
-        "(`rdmaconnect devices -v`) and see the subnet manager's partitions.conf."
-    ),
-    "port-in-use": (
-        "Another program, or one left over, listens on the TCP port: `ss -ltnp` names it. Port 0 takes a free one."
-    ),
-    "port-state": (
-        "Only an ACTIVE port carries data. DOWN: `ip link set DEV up`, and see the cable. INIT or ARMED on InfiniBand: "
-        "no subnet manager has been there yet, start opensm. `rdmaconnect devices` tells the states."
-    ),
-    "provider": (
-        "libibverbs needs the provider of the device, of a version that fits the kernel: `ibv_devices` lists what it "
-        "finds, and warns if none does. Debian, Ubuntu: `apt install ibverbs-providers`."
-    ),
-    "psn": (
-        "Each end must expect the packet number that the other one starts from (rq_psn here is sq_psn there). Off by a "
-        "little, the first messages are lost with success; off by more, it ends with RETRY_EXC_ERR."
-    ),
-    "restart": (
-        "A peer that was started anew has other queue pairs: what is sent to the old ones ends with RETRY_EXC_ERR. "
-        "`conn.reconnect()` on both sides connects the same objects anew."
-    ),
-    "rnr": (
-        "A message came where no receive was posted. rnr_retry=7 asks for ever, but the ack timer goes on meanwhile: "
-        "timeout=18 leaves seconds. min_rnr_timer 0 means 655 ms, 12 means 0.64 ms. Receive sooner, or ask for a "
-        "larger recv_depth."
-    ),
-    "roce-version": (
-        "RoCE v1 (EtherType 0x8915) and v2 (UDP 4791) do not understand each other: both GIDs must be of one type. "
-        "`rdmaconnect devices` shows the type of each; v2 is the one that is routed."
-    ),
-    "route": (
-        "RoCE sends from the GID's network device, whatever the routing table prefers: ETIMEDOUT at RTR means that the "
-        "peer did not answer ARP there. `ping -I ADDRESS PEER`, `ip neigh`, `ip route get PEER from ADDRESS`."
-    ),
-    "timers": (
-        "timeout is a code, 4.096 us * 2**timeout for each of retry_cnt + 1 tries; 0 means for ever, and so does "
-        "retry_cnt=7 on SoftRoCE. The defaults, 18 and 6, give up after 7.5 seconds."
-    ),
-    "ud": (
-        "UD loses without a word: a message without a receive posted, with another Q_Key, longer than the MTU, or into "
-        "a buffer that is short of the 40 bytes of GRH. Sends succeed all the same; count on the application's answer."
-    ),
-    "version": "Both sides must speak the same version of the exchange: `rdmaconnect --version` on each.",
 }

@@ -12,7 +12,8 @@ from rdmaconnect import errors
 from rdmaconnect.abi import WcStatus
 from rdmaconnect.cli import main
 from rdmaconnect.errors import RdmaConnectError
-from rdmaconnect.hints import CLASSES, HINTS, THEMES
+from rdmaconnect.hints import HINTS
+from rdmaconnect.themes import CLASSES, THEMES
 
 CONDITIONS = sorted({condition for what, condition in HINTS if what != "completion"})
 STATUSES = [status.name for status in WcStatus if status is not WcStatus.SUCCESS]
@@ -92,6 +93,18 @@ def test_a_theme_gives_the_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     words = said(capsys, "memlock")
     for remedy in ("ulimit -l unlimited", "LimitMEMLOCK=infinity", "--ulimit memlock=-1", "PropagateResourceLimits"):
         assert remedy in words
+
+
+#: what public threads about failed connections were about
+FIELD = """
+access address containers cq-overrun data-path deadline fork gid grh hop-limit limits many memlock mtu netns pkey
+port-in-use port-state provider psn ready restart rnr roce-version route timers ud version
+"""
+
+
+def test_every_theme_of_the_field_is_there() -> None:
+    assert set(FIELD.split()) - set(THEMES) == set()
+    assert list(THEMES) == sorted(THEMES)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
 #: what knows ZeroMQ, and so no RDMA
 CHANNEL = {"curve", "oob"}
 #: below the objects
-FLOOR = {"hints", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers"}
+FLOOR = {"hints", "themes", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
     "engine", "prepare", "trace", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect",
@@ -33,6 +33,7 @@ OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - CH
 #: room -> the rooms that it may import, besides its own parts
 MAY_IMPORT: dict[str, set[str]] = {
     "hints": set(),
+    "themes": {"hints"},
     "errors": {"hints"},
     "abi": set(),
     "verbs": {"abi", "errors"},
