@@ -139,7 +139,7 @@ def connect_story(
     trace = Trace(Role.CONNECTOR, deadline)
     trace.mark("port", "%s for %s", ports[0], url)
     channel = Channel(url, MAX_FRAME, terms.keys)
-    ways = Ways(ports, terms, trace)
+    ways = Ways(ports, terms, trace, host_of(url))
     try:
         while True:
             try:

@@ -26,7 +26,7 @@ from .deadline import Deadline
 from .driver import Wait
 from .errors import AuthenticationError, PeerClosed, RemoteProtocolError, VerbsError, hint_for
 
-__all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "check_name", "host_of", "tcp_url"]
+__all__ = ["DEFAULT_PORT", "Channel", "Line", "Service", "check_name", "host_of", "loopback_of", "tcp_url"]
 
 DEFAULT_PORT = 18515
 #: frames that a line keeps before the oldest is dropped
@@ -150,6 +150,16 @@ def check_name(host: str) -> None:
 def host_of(url: str) -> str:
     """The host in a ``tcp://`` url, IPv6 without its brackets."""
     return url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def loopback_of(host: str) -> str:
+    """The address by which a host means itself, if ``host`` is one or stands for one; else "". May block."""
+    try:
+        found = {ipaddress.ip_address(str(info[4][0]).partition("%")[0]) for info in socket.getaddrinfo(host, None)}
+    except (OSError, ValueError):  # no such name; "*"
+        return ""
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in found]
+    return str(plain[0]) if all(address.is_loopback for address in plain) else ""
 
 
 class _Wire:

@@ -29,7 +29,7 @@ from .errors import (
 from .half import Half
 from .handshake import State
 from .middle import M, Middle
-from .oob import Service
+from .oob import Service, host_of, loopback_of
 from .prepare import Prepared
 from .terms import Terms
 from .wire import MAX_FRAME, MAX_PORTS
@@ -77,7 +77,8 @@ class Reception(Generic[M]):
         self._answered = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self.url = self._service.url
-        if terms.keys is None and not self.url.startswith(("tcp://127.", "tcp://[::1]")):
+        self._local = loopback_of(host_of(self.url))
+        if terms.keys is None and not self._local:
             log.warning(
                 "listening on %s without protection: whoever reaches it can connect. "
                 "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
@@ -118,7 +119,11 @@ class Reception(Generic[M]):
         if failures:
             return f"Failed with {'; '.join(failures[-3:])}"
         waiting = [f"{half.line.address or 'a peer'} ({half.handshake.state.value})" for half in self._halves]
-        return f"Not finished with {', '.join(waiting[-3:])}" if waiting else "nobody asked"
+        if waiting:
+            return f"Not finished with {', '.join(waiting[-3:])}"
+        return (
+            f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
+        )
 
     def _wait(self, deadline: Deadline) -> Wait:
         fds = [fd for half in self._halves if not half.busy for fd in half.fds()]

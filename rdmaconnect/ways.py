@@ -11,6 +11,7 @@ from .deadline import Deadline
 from .device import Port, open_device, rank_ports
 from .endpoint import Options, PortAddress
 from .errors import (
+    ConnectTimeout,
     DeviceError,
     ModifyError,
     PeerMismatch,
@@ -19,7 +20,7 @@ from .errors import (
     VerbsError,
 )
 from .messages import Target
-from .oob import check_name
+from .oob import check_name, loopback_of
 from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
@@ -47,8 +48,8 @@ def ports_toward(options: Options, host: str) -> list[Port]:
 class Ways:
     """Which way is tried now, and which others there are."""
 
-    def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace) -> None:
-        self.ports, self.terms, self.trace = ports, terms, trace
+    def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace, host: str = "") -> None:
+        self.ports, self.terms, self.trace, self._host = ports, terms, trace, host
         self.port, self.target = ports[0], None  # type: Port, Target | None
         self.gid: bytes | None = None
         self.theirs: Sequence[PortAddress] = ()
@@ -67,6 +68,8 @@ class Ways:
             told = [words for words in dict.fromkeys(self._told) if words != str(error)]
             if told:
                 _say_more(error, f"Tried before: {' '.join(told)}")
+            if isinstance(error, ConnectTimeout) and (local := loopback_of(self._host)):
+                _say_more(error, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
             raise error
         way = left[0]
         self._told.append(str(error))

@@ -448,7 +448,11 @@ def test_an_accept_in_vain_says_with_whom_it_failed(world: World) -> None:
     assert "move 10.0.0.2 to 10.0.0.1: ibv_modify_qp: EPERM" in str(accepting.error)
     nobody = Teller(listening._accept(0, tolerant=True))
     tell(world.net, nobody)
-    assert "nobody asked" in str(nobody.error)
+    assert "nobody asked: 127.0.0.1 is loopback, which only this host reaches" in str(nobody.error)
+    vain = world.connect(deadline_s=0.01)
+    tell(world.net, vain)
+    assert isinstance(vain.error, ConnectTimeout)
+    assert str(vain.error).endswith("127.0.0.1 is loopback, this host itself: a peer elsewhere has another address.")
 
 
 # ---- cancelled

@@ -17,7 +17,7 @@ import pytest
 
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError
-from rdmaconnect.oob import BACKLOG, DEFAULT_PORT, Channel, Line, Service, tcp_url
+from rdmaconnect.oob import BACKLOG, DEFAULT_PORT, Channel, Line, Service, loopback_of, tcp_url
 from rdmaconnect.wire import decode
 
 T = TypeVar("T")
@@ -178,6 +178,17 @@ def test_an_address_that_zeromq_refuses_is_a_value_error(url: str) -> None:
 
 
 # ---- there and back
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.1.1", "127.0.1.1"), ("localhost", "127.0.0.1|::1"), ("::1", "::1"), ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("192.0.2.1", ""), ("::", ""), ("fe80::1%lo", ""), ("*", ""), ("", ""), ("no.such.name.invalid", ""),
+    ],
+)  # fmt: skip
+def test_an_address_that_means_each_host_itself_is_known(host: str, address: str) -> None:
+    assert loopback_of(host) in address.split("|")
 
 
 def test_frames_go_there_and_back_with_their_boundaries(service: Service) -> None:
