@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from . import handle, verbs
@@ -197,6 +198,7 @@ def _decoded(
     return Port.of(device, port_num, ibv_port_attr.from_buffer_copy(attr), pkeys, gids)
 
 
+_NODES = Path("/dev/infiniband")
 _lock = threading.RLock()
 _opened: dict[tuple[int, str], Context] = {}
 
@@ -242,7 +244,8 @@ def open_device(name: str) -> Context:
             return context
         with _device_list() as devices:
             if name not in devices:
-                raise DeviceError(f"use device {name}: there is no such device. {_seen(list(devices))}")
+                seen = f"there is {', '.join(devices)}." if devices else _why_none()
+                raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
             device, node = devices[name]
             try:
                 pointer = verbs.ibv_open_device(device, doing=f"open {name}")
@@ -259,10 +262,6 @@ def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
     except OSError as e:
         return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {name} (/dev/infiniband/{node})")
     return error
-
-
-def _seen(names: list[str]) -> str:
-    return f"There is {', '.join(names)}." if names else "There is none."
 
 
 def source_addresses(host: str) -> list[Gid]:
@@ -320,6 +319,32 @@ def _of_the_kernel() -> list[str]:
         return []
 
 
+def _why_none() -> str:
+    """Why no device is listed, and what to do."""
+    if kernel := _of_the_kernel():
+        return (
+            f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
+            "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
+            "on a host install the provider (`apt install ibverbs-providers`)."
+        )
+    if refused := _refused_node():
+        return f"there is none for this process. {refused}"
+    return (
+        "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
+        "in a container pass /dev/infiniband and see `rdma system show`."
+    )
+
+
+def _refused_node() -> VerbsError | None:
+    """Why the first device node here cannot be opened, or None: in exclusive mode only that tells of a device."""
+    for path in sorted(_NODES.glob("uverbs*")):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as e:
+            return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {path}")
+    return None
+
+
 def rank_ports(options: Options, host: str | None = None) -> list[Port]:
     """The ports that could be used, the best first.
 
@@ -340,17 +365,7 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
     """
     names = [options.device] if options.device is not None else device_names()
     if not names:
-        kernel = _of_the_kernel()
-        if kernel:
-            raise DeviceError(
-                f"find an RDMA device: the kernel has {', '.join(kernel)}, but this process cannot use them: "
-                "/dev/infiniband is absent or not theirs, or the devices' provider is not installed. In a container "
-                "pass --device /dev/infiniband; on a host install the provider (`apt install ibverbs-providers`)."
-            )
-        raise DeviceError(
-            "find an RDMA device: there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 "
-            "type rxe netdev eth0`); in a container pass /dev/infiniband and see `rdma system show`."
-        )
+        raise DeviceError(f"find an RDMA device: {_why_none()}")
     sources = source_addresses(host) if host else []
     problems: list[str] = []
     wanted_is_missing = False

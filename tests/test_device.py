@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +46,7 @@ class Host:
         self.kernel: list[str] = []
         monkeypatch.setattr(device, "device_names", lambda: list(self.devices))
         monkeypatch.setattr(device, "_of_the_kernel", lambda: self.kernel)
+        monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
         monkeypatch.setattr(device, "open_device", self.open)
         monkeypatch.setattr(device, "source_addresses", lambda host: self.sources)
 
@@ -168,6 +170,28 @@ def test_no_device_says_how_to_get_one(host: Host) -> None:
     assert "in a container pass /dev/infiniband" in words
 
 
+def test_a_device_of_another_namespace_in_exclusive_mode_is_told_by_its_node(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted", path)
+
+    (tmp_path / "uverbs0").touch()
+    (tmp_path / "rdma_cm").touch()
+    monkeypatch.setattr(device, "_NODES", tmp_path)
+    monkeypatch.setattr(device.os, "open", refuse)
+    words = host.refuses()
+    assert words.startswith(f"find an RDMA device: there is none for this process. open {tmp_path}/uverbs0: ")
+    assert "ibv_open_device: EPERM (1), Operation not permitted. A device cgroup or the RDMA network-namesp" in words
+    assert "`rdma system show` (exclusive mode hides devices of other namespaces)" in words
+
+
+def test_a_node_that_can_be_opened_is_no_reason(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "uverbs0").touch()
+    monkeypatch.setattr(device, "_NODES", tmp_path)
+    assert host.refuses().startswith("find an RDMA device: there is none. Load its driver")
+
+
 def test_devices_that_only_the_kernel_sees_are_named(host: Host) -> None:
     host.kernel = ["mlx5_0", "mlx5_1"]
     words = host.refuses()
@@ -242,7 +266,9 @@ def test_no_library_and_no_kernel_support_come_out_as_they_are(
 def test_an_unknown_device_is_told_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.verbs, "ibv_get_device_list", lambda: (None, []))
     monkeypatch.setattr(device.verbs, "ibv_free_device_list", lambda array: None)
-    with pytest.raises(DeviceError, match=r"^use device rxe9: there is no such device\. There is none\.$"):
+    monkeypatch.setattr(device, "_of_the_kernel", list)
+    monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
+    with pytest.raises(DeviceError, match=r"^use device rxe9: there is no such device\. There is none\. Load its"):
         device.open_device("rxe9")
 
 
