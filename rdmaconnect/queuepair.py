@@ -216,7 +216,7 @@ class QueuePair(Owned):
         wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
         hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
         if wrong:
-            hint = f"The table says: {wrong}. {hint}".rstrip()
+            hint = f"The table says: {wrong}."
         elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
             hint = hint_for("ibv_modify_qp ALT_PATH", number)
         elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
