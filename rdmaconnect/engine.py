@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
@@ -299,13 +300,19 @@ class Lane:
 
         A UD queue pair is there already where it serves another peer.
         """
-        if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-            self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
+        with self._one_by_one():
+            if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
+                self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
 
     def to_rts(self, path: Path) -> None:
         """RTR to RTS: from here on it may send."""
-        if not (self.is_ud and self.qp.state is QpState.RTS):
-            self.qp.move(QpState.RTS, path)
+        with self._one_by_one():
+            if not (self.is_ud and self.qp.state is QpState.RTS):
+                self.qp.move(QpState.RTS, path)
+
+    def _one_by_one(self) -> AbstractContextManager[object]:
+        """Peers of one UD queue pair may come at the same time; to move it never blocks."""
+        return self.engine.lock if self.is_ud else nullcontext()
 
     def close(self) -> None:
         """Flush through ERR, and destroy the queue pair. Twice is fine."""

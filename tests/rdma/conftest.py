@@ -71,6 +71,10 @@ class Node:
             raise AssertionError(f"{words}: status {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def setting(self, name: str, value: object) -> None:
+        """Set what sysctl(8) would: ``name`` below /proc/sys, of this node's network."""
+        self.run("sh", "-c", f"echo {value} > /proc/sys/{name}")
+
     def connect(self, peer: str, **options: Any) -> Future[Connection]:
         """Start to connect from here."""
         options = {"deadline_s": PATIENCE, **self.named, **options}

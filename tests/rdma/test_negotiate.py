@@ -203,8 +203,8 @@ def test_reconnect_whose_proof_fails_can_be_tried_again(node1: Node, node2: Node
 
 def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(node1: Node, node2: Node) -> None:
     """To move to RTR toward an address that does not answer takes a second; the next connector does not wait for it."""
-    strict = f"net.ipv4.conf.{node1.netdev}.arp_ignore"  # 2: answers only those of the same subnet
-    node1.run("sysctl", "-qw", f"{strict}=2")
+    strict = f"net/ipv4/conf/{node1.netdev}/arp_ignore"  # 2: answers only those of the same subnet
+    node1.setting(strict, 2)
     try:
         with extra_address(node1, "172.31.0.1/24"), node2.listening() as listener:
             index = node1.call(_index_of, node1.device, "172.31.0.1")
@@ -222,7 +222,7 @@ def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(node1: Node, node2: N
                 slow.result(PATIENCE)
             assert done == ["fast", "slow"]
     finally:
-        node1.run("sysctl", "-qw", f"{strict}=0")
+        node1.setting(strict, 0)
 
 
 def _index_of(device: str, address: str) -> int:

@@ -96,13 +96,13 @@ def test_r02_gids_of_two_families(node1: Node, node2: Node) -> None:
 
 
 def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> None:
-    strict = f"net.ipv4.conf.{node2.netdev}.arp_ignore"  # 2: answers only those of the same subnet
-    node2.run("sysctl", "-qw", f"{strict}=2")
+    strict = f"net/ipv4/conf/{node2.netdev}/arp_ignore"  # 2: answers only those of the same subnet
+    node2.setting(strict, 2)
     try:
         with extra_address(node2, "192.0.2.9/32"):
             here, there = both(node1, node2, listen={"gid_index": _wait_for_gid(node2, "::ffff:192.0.2.9")})
     finally:
-        node2.run("sysctl", "-qw", f"{strict}=0")
+        node2.setting(strict, 0)
     here.says(ModifyError, r"ETIMEDOUT .*route to ::ffff:192.0.2.9 did not resolve from gid_index 1 \(::ffff:10.9.0.1")
     there.says(PeerRejected, r"ETIMEDOUT .*route to ::ffff:192.0.2.9 did not resolve")
 
@@ -275,14 +275,14 @@ def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: py
 
 
 def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
-    strict = f"net.ipv4.conf.{node1.netdev}.arp_ignore"
-    node1.run("sysctl", "-qw", f"{strict}=2")
+    strict = f"net/ipv4/conf/{node1.netdev}/arp_ignore"
+    node1.setting(strict, 2)
     try:
         with extra_address(node1, "10.77.0.1/24"):
             index = _wait_for_gid(node1, "::ffff:10.77.")
             here, there = both(node1, node2, connect={"gid_index": index, "qp_type": "UD"})
     finally:
-        node1.run("sysctl", "-qw", f"{strict}=0")
+        node1.setting(strict, 0)
     here.says(PeerRejected, r"ibv_create_ah: ETIMEDOUT .*did not resolve")
     there.says(rdmaconnect.VerbsError, r"ibv_create_ah: ETIMEDOUT .*did not resolve")
 
