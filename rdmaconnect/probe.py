@@ -198,7 +198,7 @@ class Prober:
         elif self._wire.handshake.proved:
             text = (
                 "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
-                "Does a firewall on this side drop RoCE (UDP port 4791)?"
+                "Does a firewall on this side drop RoCE (UDP port 4791), or are its PSNs others than the peer sends?"
             )
         else:
             text = (

@@ -34,7 +34,8 @@ def said(test: str) -> list[tuple[str, str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "says":
             cls, words = node.args[:2]
             constant = isinstance(words, ast.Constant) and isinstance(words.value, str)
-            found.append((ast.unparse(cls).rpartition(".")[2], words.value if constant else ""))
+            for one in cls.elts if isinstance(cls, ast.Tuple) else [cls]:
+                found.append((ast.unparse(one).rpartition(".")[2], words.value if constant else ""))
     return found
 
 

@@ -27,10 +27,13 @@ class Told:
     errno: int
     took_s: float
 
-    def says(self, cls: type[BaseException], words: str, within_s: float = DEADLINE_S) -> None:
+    def says(
+        self, cls: type[BaseException] | tuple[type[BaseException], ...], words: str, within_s: float = DEADLINE_S
+    ) -> None:
         recipe = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].removesuffix(" (call)")
         print(json.dumps([recipe, self.kind, self.words, round(self.took_s, 1)]))
-        assert self.kind == cls.__name__, self.words
+        classes = cls if isinstance(cls, tuple) else (cls,)
+        assert self.kind in {one.__name__ for one in classes}, self.words
         assert re.search(words, self.words), self.words
         assert self.took_s < within_s
 
