@@ -34,8 +34,9 @@ def said(test: str) -> list[tuple[str, str]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "says":
             cls, words = node.args[:2]
             constant = isinstance(words, ast.Constant) and isinstance(words.value, str)
-            for one in cls.elts if isinstance(cls, ast.Tuple) else [cls]:
-                found.append((ast.unparse(one).rpartition(".")[2], words.value if constant else ""))
+            classes = cls.elts if isinstance(cls, ast.Tuple) else [cls]
+            pattern = words.value if constant else ""
+            found += [(ast.unparse(one).rpartition(".")[2], pattern) for one in classes]
     return found
 
 
