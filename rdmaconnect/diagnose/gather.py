@@ -92,11 +92,16 @@ def _stderr_kept() -> Iterator[list[str]]:
     """What is printed on stderr meanwhile, by C code too, line by line; filled in at the end."""
     said: list[str] = []
     try:
-        kept, file = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  closed below
+        file = tempfile.TemporaryFile()  # noqa: SIM115  closed below
     except OSError:  # no descriptor or no room left: then it is printed
         yield said
         return
     with file:
+        try:
+            kept = os.dup(2)
+        except OSError:
+            yield said
+            return
         os.dup2(file.fileno(), 2)
         try:
             yield said
