@@ -28,12 +28,13 @@ from .handshake import Handshake, Outcome, Role, State
 from .joining import make_paths, prove, raise_lanes, reject_of, used_ports
 from .messages import Hello, Ready, Reply
 from .middle import Joint, M, Middle
-from .oob import Channel, host_of, tcp_url
+from .oob import Channel
 from .path import Candidate, Wish
 from .prepare import Prepared
 from .talk import Wire
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
+from .url import host_of, tcp_url
 from .ways import Ways, ports_toward
 from .wire import MAX_FRAME, decode, encode
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from .connection import AsyncConnection, Connection
 from .device import rank_ports
 from .driver import arun, run
-from .oob import tcp_url
 from .reception import Reception
 from .terms import Terms, make_terms, parse_qp_type
+from .url import tcp_url
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 

@@ -20,11 +20,12 @@ from .handshake import Handshake, Outcome, Role, State, counts
 from .joining import prove, reject_of
 from .messages import Hello
 from .middle import M
-from .oob import Channel, Service, host_of, tcp_url
+from .oob import Channel, Service
 from .path import Wish
 from .prepare import Prepared
 from .terms import Terms, make_terms
 from .trace import Trace
+from .url import host_of, tcp_url
 from .ways import ports_toward
 from .wire import MAX_FRAME, decode, encode
 

@@ -29,9 +29,10 @@ from .errors import (
 from .half import Half
 from .handshake import State
 from .middle import M, Middle
-from .oob import Service, host_of, loopback_of
+from .oob import Service
 from .prepare import Prepared
 from .terms import Terms
+from .url import host_of, loopback_of
 from .wire import MAX_FRAME, MAX_PORTS
 
 __all__ = ["Reception"]

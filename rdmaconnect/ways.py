@@ -20,11 +20,11 @@ from .errors import (
     VerbsError,
 )
 from .messages import Target
-from .oob import check_name, loopback_of
 from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
 from .trace import Trace
+from .url import check_name, loopback_of
 
 __all__ = ["Ways", "ports_toward"]
 

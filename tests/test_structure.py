@@ -21,7 +21,7 @@ PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
 #: what knows ZeroMQ, and so no RDMA
 CHANNEL = {"curve", "oob"}
 #: below the objects
-FLOOR = {"hints", "themes", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers"}
+FLOOR = {"hints", "themes", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers", "url"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
     "engine", "prepare", "trace", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect",
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "buffers": set(),
     "driver": {"deadline"},
     "curve": set(),
+    "url": set(),
     "oob": {"errors", "deadline", "driver", "curve"},
     # above the objects, below the stories: the queue pairs of a connection, and its conversation
     "trace": {"deadline", "handshake"},

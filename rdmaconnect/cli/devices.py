@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import devinfo
-from ..abi import LinkLayer
-from ..device import Port, device_names, open_device
-from ..endpoint import MTU_BYTES
+from ..device import device_names, open_device
 from ..errors import DeviceError, RdmaConnectError
 
 if TYPE_CHECKING:
@@ -57,23 +55,9 @@ def _devinfo(names: Sequence[str], as_json: bool) -> int:
 def _describe_device(name: str) -> dict[str, Any]:
     try:
         with open_device(name) as context:
-            return {"device": name, "ports": [_describe_port(port) for port in context.ports()]}
+            return {"device": name, "ports": [port.asdict() for port in context.ports()]}
     except RdmaConnectError as e:
         return {"device": name, "error": str(e), "ports": []}
-
-
-def _describe_port(port: Port) -> dict[str, Any]:
-    return {
-        "port_num": port.port_num,
-        "state": str(port.state),
-        "link_layer": "Ethernet" if port.link_layer == LinkLayer.ETHERNET else "InfiniBand",
-        "lid": port.lid,
-        "active_mtu": MTU_BYTES.get(port.active_mtu),
-        "max_mtu": MTU_BYTES.get(port.max_mtu),
-        "gids": [
-            {"gid_index": g.gid_index, "gid": str(g.gid), "type": g.type_words, "netdev": g.netdev} for g in port.gids
-        ],
-    }
 
 
 def _print_device(device: dict[str, Any]) -> None:

@@ -7,13 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ..diagnose import Attempt, Host, examine, gather, serve, visit
-from ..diagnose.report import as_json, host_lines, visit_lines
 from ..endpoint import Options
-from ..oob import DEFAULT_PORT, host_of, tcp_url
+from ..url import DEFAULT_PORT, host_of, tcp_url
 from .arguments import seconds, tcp_port
 
 if TYPE_CHECKING:
+    from ..diagnose import Attempt, Host
     from .arguments import Commands
 
 __all__ = ["add"]
@@ -32,12 +31,21 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     add("-d", "--device", metavar="NAME", help="only this RDMA device")
     add("-i", "--port-num", type=int, metavar="N", help="only this port of the device")
     add("-g", "--gid-index", type=int, metavar="N", help="only this slot of the GID table")
-    add("-p", "--port", type=tcp_port, metavar="PORT", help=f"TCP port of the exchange ({DEFAULT_PORT})")
+    add(
+        "-p",
+        "--port",
+        type=tcp_port,
+        default=DEFAULT_PORT,
+        metavar="PORT",
+        help="TCP port of the exchange (%(default)s)",
+    )
     add("--deadline", type=seconds, default=60.0, metavar="SECONDS", help="for all pairs together (%(default)s)")
     doctor.set_defaults(run=_doctor, parser=doctor)
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    from ..diagnose import gather, serve  # the other commands do without
+
     if args.serve and (args.host or args.json):
         args.parser.error("--serve takes neither HOST nor --json")
     if not sys.platform.startswith("linux"):
@@ -45,23 +53,19 @@ def _doctor(args: argparse.Namespace) -> int:
     try:
         options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
         if args.serve:
-            serve(f"*:{args.port or DEFAULT_PORT}", options, lambda words: print(words, file=sys.stderr, flush=True))
+            serve(f"*:{args.port}", options, lambda words: print(words, file=sys.stderr, flush=True))
             return 0
-        url = _url(args.host, args.port) if args.host else None
+        url = tcp_url(args.host, port=args.port) if args.host else None
     except ValueError as e:
         args.parser.error(str(e))
     host = gather(options, host_of(url) if url else None)
     return _host(host, args.json) if url is None else _pair(host, url, options, args)
 
 
-def _url(peer: str, port: int | None) -> str:
-    """The url of a peer; ``-p`` counts where the peer names no port."""
-    url = tcp_url(peer)
-    default = f":{DEFAULT_PORT}"
-    return url.removesuffix(default) + f":{port}" if port and url.endswith(default) else url
-
-
 def _host(host: Host, as_object: bool) -> int:
+    from ..diagnose import examine
+    from ..diagnose.report import as_json, host_lines
+
     findings = examine(host)
     if as_object:
         print(json.dumps(as_json(host, findings)))
@@ -71,6 +75,9 @@ def _host(host: Host, as_object: bool) -> int:
 
 
 def _pair(host: Host, url: str, options: Options, args: argparse.Namespace) -> int:
+    from ..diagnose import examine, visit
+    from ..diagnose.report import as_json, host_lines, visit_lines
+
     findings = examine(host)
     if not args.json:
         print("\n".join(host_lines(host, findings)), end="\n\n", flush=True)

@@ -18,9 +18,9 @@ from ..connect import connect
 from ..connection import Connection
 from ..endpoint import MTU_BYTES, Options
 from ..listener import listen
-from ..oob import DEFAULT_PORT, tcp_url
 from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, sweep
 from ..trace import Mark
+from ..url import DEFAULT_PORT, tcp_url
 from .arguments import count, seconds, tcp_port
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _pingpong(args: argparse.Namespace) -> int:
         if options["recv_size"] is not None and args.rx_depth is None:
             options["recv_depth"] = max(2, min(kept.recv_depth, _RECEIVES // options["recv_size"]))
         _check(args)
-        url = tcp_url("*" if args.host is None else args.host, bind=args.host is None)
-        url = url.removesuffix(f":{DEFAULT_PORT}") + f":{args.port}" if url.endswith(f":{DEFAULT_PORT}") else url
+        url = tcp_url("*" if args.host is None else args.host, bind=args.host is None, port=args.port)
     except ValueError as e:
         args.parser.error(str(e))
     size, depth, _ = Options(**options).sizes(args.qps)

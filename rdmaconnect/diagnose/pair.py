@@ -16,10 +16,11 @@ from ..endpoint import MTU_BYTES, Endpoint, Options, PortAddress
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..handshake import Handshake, Role
 from ..messages import Hello
-from ..oob import Channel, host_of, tcp_url
+from ..oob import Channel
 from ..path import Candidate, Wish
 from ..terms import Terms, make_terms
 from ..trace import Trace
+from ..url import host_of, tcp_url
 from ..ways import Ways, ports_toward
 from ..wire import MAX_FRAME, encode
 from .causes import Ground, explain

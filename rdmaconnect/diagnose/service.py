@@ -16,8 +16,8 @@ from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
 from ..half import Half
 from ..listener import Listener
 from ..messages import Target
-from ..oob import tcp_url
 from ..terms import make_terms, parse_qp_type
+from ..url import tcp_url
 from .checks import examine
 from .finding import Verdict
 from .gather import gather
