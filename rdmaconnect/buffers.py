@@ -168,7 +168,6 @@ def _python(name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
-_export = _python("PyObject_CheckBuffer", ctypes.c_int, ctypes.py_object)
 _export = _python("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
 _let_go = _python("PyBuffer_Release", None, ctypes.POINTER(_PyBuffer))
 _view_of = _python("PyMemoryView_FromMemory", ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)

@@ -15,7 +15,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from . import verbs
-from .abi import CEnum, CFlag, DeviceCapFlags, GidType, LinkLayer, RawPacketCaps, TransportType, bits
+from .abi import CEnum, CFlag, DeviceCapFlags, GidType, RawPacketCaps, TransportType, bits
 from .device import Context
 from .device_attr import DeviceAttr, guid_text
 from .endpoint import MTU_BYTES
@@ -34,7 +34,6 @@ _TRANSPORTS = {
     TransportType.USNIC_UDP: "usNIC UDP",
     TransportType.UNSPECIFIED: "unspecified",
 }
-_LINK_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
 _GID_TYPES = {GidType.IB: "IB", GidType.ROCE_V1: "RoCE v1", GidType.ROCE_V2: "RoCE v2"}
 #: virtual lanes by ``max_vl_num``
 _LANES = {1: 1, 2: 2, 3: 4, 4: 8, 5: 15}
@@ -152,7 +151,7 @@ def _port(context: Context, port: Port, slots: tuple[GidSlot, ...]) -> Info:
         "sm_lid": port.sm_lid,
         "port_lid": port.lid,
         "port_lmc": port.lmc,
-        "link_layer": _LINK_LAYERS.get(port.link_layer, "Unknown"),
+        "link_layer": port.layer_words,
         "max_msg_sz": port.max_msg_sz,
         "port_cap_flags": _flags(port.port_cap_flags),
         "port_cap_flags2": _flags(port.port_cap_flags2),

@@ -8,10 +8,7 @@ from .address import AddressHandle
 from .deadline import Deadline
 from .driver import Story
 from .endpoint import Endpoint, Options, PortAddress
-from .errors import (
-    PeerRejected,
-    RemoteProtocolError,
-)
+from .errors import PeerRejected, RemoteProtocolError
 from .handshake import NO_ID, Handshake
 from .messages import Reject
 from .middle import Middle

@@ -134,7 +134,7 @@ class Path:
         return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
 
 
-def _merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, ...]:
+def merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, ...]:
     """The smaller the better."""
     mine, theirs = pair
     local_only = mine.gid.is_link_local or theirs.gid.is_link_local
@@ -161,7 +161,7 @@ def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidE
         for b in listener.gids
         if a.gid_type == b.gid_type and (a.gid_type == GidType.IB or _scope(a.gid) == _scope(b.gid))
     ]
-    return sorted(pairs, key=_merit)
+    return sorted(pairs, key=merit)
 
 
 def _scope(gid: Gid) -> tuple[bool, bool, bool]:
@@ -209,7 +209,7 @@ def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> lis
                 ways = [(x, y) for x, y in pairs if _needs_grh(x, y)]
             else:
                 ways = [(replace(a, gids=()), replace(b, gids=()))]
-            found += [(_merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
+            found += [(merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
     return [way for _, way in sorted(found, key=lambda pair: pair[0])]
 
 

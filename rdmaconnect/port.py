@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from .abi import CEnum, LinkLayer, Mtu, PortCapFlags, PortCapFlags2, PortFlags, PortState, ibv_port_attr
-from .endpoint import GidEntry, Options, PortAddress
+from .endpoint import MTU_BYTES, GidEntry, Options, PortAddress
 from .errors import DeviceError
 
 __all__ = ["LinkSpeed", "LinkWidth", "PhysState", "Port"]
@@ -58,6 +58,7 @@ class LinkSpeed(CEnum):
         return _GBPS.get(int(self))
 
 
+_LAYERS = {LinkLayer.INFINIBAND: "InfiniBand", LinkLayer.ETHERNET: "Ethernet"}
 _GBPS = {1: 2.5, 2: 5.0, 4: 10.0, 8: 10.0, 16: 14.0, 32: 25.0, 64: 50.0, 128: 100.0, 256: 200.0}
 
 
@@ -123,6 +124,26 @@ class Port:
     pkey_tbl_len: int
     pkeys: tuple[int, ...]
     gids: tuple[GidEntry, ...]
+
+    @property
+    def layer_words(self) -> str:
+        """``Ethernet``, ``InfiniBand``, or ``Unknown``."""
+        return _LAYERS.get(self.link_layer, "Unknown")
+
+    def asdict(self) -> dict[str, Any]:
+        """What a person asks of a port, as plain values: number, state, link layer, LID, MTUs in bytes, GIDs."""
+        return {
+            "port_num": self.port_num,
+            "state": str(self.state),
+            "link_layer": self.layer_words,
+            "lid": self.lid,
+            "active_mtu": MTU_BYTES.get(self.active_mtu),
+            "max_mtu": MTU_BYTES.get(self.max_mtu),
+            "gids": [
+                {"gid_index": g.gid_index, "gid": str(g.gid), "type": g.type_words, "netdev": g.netdev}
+                for g in self.gids
+            ],
+        }
 
     def address(self, attr: Limits, options: Options) -> PortAddress:
         """What a peer is told of this port.

@@ -197,6 +197,9 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
         The array, for ``ibv_free_device_list``, and its pointers to ``struct ibv_device``, which are
         valid until then; a device must be opened before it.
 
+    Raises:
+        VerbsError: ENOSYS, EPERM; EMFILE or ENFILE, where libibverbs gives an empty list and no error.
+
     Source: ibv_get_device_list(3), ``ibv_get_device_list``.
     """
     count = ctypes.c_int()
@@ -205,6 +208,7 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
         try:  # without a descriptor left the list comes back empty, and no error with it
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as e:
+            ibv_free_device_list(array)
             raise _failed("ibv_get_device_list", e.errno or 0, "list RDMA devices") from None
     return array, [array[i] for i in range(count.value)]
 

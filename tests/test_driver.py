@@ -123,19 +123,22 @@ def test_stories_tell_stories(tell: Tell) -> None:
     assert tell(outer()) == 12
 
 
-@pytest.mark.parametrize("error", [ValueError("words"), OSError(5, "words"), KeyboardInterrupt()], ids=repr)
+def handles(error: BaseException) -> Story[str]:
+    with pytest.raises(type(error)) as caught:
+        yield Call(lambda: raises(error))
+    assert caught.value is error
+    answer: str = yield Call(lambda: "and on it goes")
+    return answer
+
+
+@pytest.mark.parametrize("error", [ValueError("words"), OSError(5, "words")], ids=repr)
 def test_what_a_call_raises_is_raised_in_the_story_and_may_be_handled_there(tell: Tell, error: BaseException) -> None:
-    if tell is tell_async and isinstance(error, KeyboardInterrupt):
-        pytest.skip("an executor's thread gets no KeyboardInterrupt")
+    assert tell(handles(error)) == "and on it goes"
 
-    def story() -> Story[str]:
-        with pytest.raises(type(error)) as caught:
-            yield Call(lambda: raises(error))
-        assert caught.value is error
-        answer: str = yield Call(lambda: "and on it goes")
-        return answer
 
-    assert tell(story()) == "and on it goes"
+def test_ctrl_c_in_a_call_is_raised_in_the_story() -> None:
+    """Where nothing else calls: a thread of an event loop's executor gets no KeyboardInterrupt."""
+    assert run(handles(KeyboardInterrupt())) == "and on it goes"
 
 
 def test_what_a_story_does_not_handle_comes_out_after_its_cleaning_up(tell: Tell) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..abi import GidType, LinkLayer, PortState
 from ..endpoint import MTU_BYTES, GidEntry
+from ..path import merit
 from ..port import Port
 from .finding import Finding, Verdict
 from .host import Device, Host
@@ -69,7 +70,7 @@ def ports(host: Host) -> Iterator[Finding]:
 
 
 def _state(host: Host, port: Port) -> Finding:
-    words = f"{port.device} port {port.port_num}: {port.state}, {_layer(port)}"
+    words = f"{port.device} port {port.port_num}: {port.state}, {port.layer_words}"
     if port.state == PortState.ACTIVE:
         return Finding("port", OK, f"{words}, MTU {MTU_BYTES.get(port.active_mtu)}.")
     if port.link_layer == LinkLayer.INFINIBAND:
@@ -82,10 +83,6 @@ def _state(host: Host, port: Port) -> Finding:
         return Finding("port", grave(host), f"{words}: {netdev} has no carrier.", remedy("carrier", netdev=netdev))
     why = f"{netdev} is down" if known else "its network device is down"
     return Finding("port", grave(host), f"{words}: {why}.", remedy("link up", netdev=netdev))
-
-
-def _layer(port: Port) -> str:
-    return "Ethernet" if port.link_layer == LinkLayer.ETHERNET else "InfiniBand"
 
 
 def _gids(host: Host, port: Port) -> Iterator[Finding]:
@@ -134,12 +131,8 @@ def best_gid(port: Port, gid_index: int | None = None) -> GidEntry | None:
         port: the port.
         gid_index: the only slot to use, or None.
     """
-
-    def merit(entry: GidEntry) -> tuple[bool, bool, bool, int]:
-        return (entry.gid_type != GidType.ROCE_V2, entry.gid.is_link_local, entry.gid.is_loopback, entry.gid_index)
-
     fit = [entry for entry in port.gids if gid_index in (None, entry.gid_index)]
-    return min(fit, key=merit, default=None)
+    return min(fit, key=lambda entry: merit((entry, entry)), default=None)
 
 
 def choice(host: Host) -> Iterator[Finding]:

@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ..abi import LinkLayer
-from ..endpoint import MTU_BYTES
 from ..port import Port
 from .checks_device import best_gid
 from .finding import Finding
@@ -54,24 +52,10 @@ def _chosen(host: Host) -> dict[str, Any] | None:
 
 
 def _port(host: Host, port: Port) -> dict[str, Any]:
-    return {
-        "device": port.device,
-        "port_num": port.port_num,
-        "state": str(port.state),
-        "link_layer": "Ethernet" if port.link_layer == LinkLayer.ETHERNET else "InfiniBand",
-        "lid": port.lid,
-        "active_mtu": MTU_BYTES.get(port.active_mtu),
-        "gids": [
-            {
-                "gid_index": entry.gid_index,
-                "gid": str(entry.gid),
-                "type": entry.type_words,
-                "netdev": entry.netdev,
-                "here": entry.gid.raw in host.here,
-            }
-            for entry in port.gids
-        ],
-    }
+    told = port.asdict()
+    for shown, entry in zip(told["gids"], port.gids, strict=True):
+        shown["here"] = entry.gid.raw in host.here
+    return {"device": port.device, **told}
 
 
 def host_lines(host: Host, findings: Iterable[Finding]) -> Iterator[str]:
