@@ -14,12 +14,13 @@ import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rdmaconnect import abi
 from rdmaconnect.abi import Fails
 
-from .arena import KINDS, Misused, Object, Refused, find
+from .arena import ALIVE, KINDS, Misused, Object, Refused, find
 from .hooks import Call
 
 Reader = Callable[[Any], Any]
@@ -33,12 +34,14 @@ class Verb:
         name: its C name.
         body: what does the work.
         locked: whether it does so with the network's lock held; those that may sleep do not.
+        idle: whether an object has nothing for it, so that it answers 0: a short way for what is called in a loop.
         address: of the C function, once it is made.
     """
 
     name: str
     body: Callable[..., Any]
     locked: bool
+    idle: Callable[[Any], bool] | None = None
     address: int = 0
 
 
@@ -59,11 +62,11 @@ def set_current(world: Any) -> None:
     _current = world
 
 
-def verb(function: Any = None, *, locked: bool = True) -> Any:
+def verb(function: Any = None, *, locked: bool = True, idle: Callable[[Any], bool] | None = None) -> Any:
     """Mark the Python function that does the work of a verb."""
 
     def register(body: Callable[..., Any]) -> Callable[..., Any]:
-        VERBS[body.__name__] = Verb(body.__name__, body, locked)
+        VERBS[body.__name__] = Verb(body.__name__, body, locked, idle)
         return body
 
     return register if function is None else register(function)
@@ -106,13 +109,19 @@ def _failure(fails: Fails, number: int) -> int | None:
 
 def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails) -> int:
     """Make the C function; its address."""
-    name, body, locked = made.name, made.body, made.locked
+    name, body, locked, idle = made.name, made.body, made.locked, made.idle
     readers = [_reader(kind, i == 0) for i, kind in enumerate(argtypes)]
     owned = bool(argtypes) and any(getattr(argtypes[0], "_type_", object).__name__ in k.typed for k in KINDS)
     names = list(inspect.signature(body).parameters)[1:] if name in VERBS else [f"arg{i}" for i in range(len(argtypes))]
 
     def enter(*raw: Any) -> int | None:
         world = None
+        if idle is not None:
+            thing = ALIVE.get(raw[0])
+            if thing is not None and idle(thing) and name not in thing.world.hooks:
+                with thing.world.lock:
+                    thing.world.calls[name] += 1
+                return 0
         try:
             args = [value if read is None else read(value) for read, value in zip(readers, raw, strict=True)]
             world = args[0].world if owned else _current
@@ -182,6 +191,7 @@ _TABLES = {
 }
 
 
+@cache
 def operations(table: str) -> dict[str, tuple[str, int]]:
     """Field of a table of operations -> (verb, the C function's address), of all that there are."""
     found = {}

@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import struct
+import time
 from collections import deque
 from typing import Any
 
@@ -63,7 +64,7 @@ class Cq(Object):
     """A completion queue.
 
     Attributes:
-        queue: (queue pair's number, a packed ``ibv_wc``), the oldest first.
+        queue: (queue pair's number, a packed ``ibv_wc``, when in ns), the oldest first.
         unacked: events taken from the channel and not acknowledged.
     """
 
@@ -75,7 +76,7 @@ class Cq(Object):
             raise Refused(errno.EINVAL)
         super().__init__(world, context, channel)
         self.context, self.channel = context, channel
-        self.queue: deque[tuple[int, bytes]] = deque()
+        self.queue: deque[tuple[int, bytes, int]] = deque()
         self.armed = self.unacked = 0
         self.overrun = False
         point(self.c, "context", context)
@@ -90,7 +91,7 @@ class Cq(Object):
                 self.world.error(f"{self} of {self.c.cqe} entries was overrun", stack=False)
                 self.world.event(self.context, EventType.CQ_ERR, self.address)
             return
-        self.queue.append((qp_num, wc))
+        self.queue.append((qp_num, wc, time.monotonic_ns()))
         if self.armed == _ANY or (self.armed and solicited):
             self.armed = 0
             if self.channel is not None:
@@ -98,7 +99,7 @@ class Cq(Object):
 
     def clean(self, qp_num: int) -> None:
         """Take out what a queue pair has left."""
-        if any(number == qp_num for number, _ in self.queue):
+        if any(one[0] == qp_num for one in self.queue):
             self.queue = deque(one for one in self.queue if one[0] != qp_num)
 
 
@@ -146,11 +147,9 @@ def ibv_destroy_cq(world: Any, cq: Cq) -> None:
             cq.channel.forget(cq)
 
 
-@verb
+@verb(idle=lambda thing: thing.kind == "cq" and not thing.queue)
 def ibv_poll_cq(world: Any, cq: Cq, num_entries: int, wc: Any) -> int:
     queue = cq.queue
-    if not queue:
-        return 0
     count = min(num_entries, len(queue))
     data = b"".join([queue.popleft()[1] for _ in range(count)])
     ctypes.memmove(ctypes.addressof(wc), data, len(data))

@@ -248,6 +248,8 @@ def ibv_query_device(world: Any, context: Context, device_attr: Any) -> None:
 def ibv_query_device_ex(world: Any, context: Context, input: Any, attr: Any, attr_size: int) -> None:
     _fill(attr.orig_attr, context.device)
     attr.phys_port_cnt_ex = len(context.device.ports)
+    # the clock of completions counts nanoseconds
+    attr.completion_timestamp_mask, attr.hca_core_clock = 2**64 - 1, 1_000_000
 
 
 @verb

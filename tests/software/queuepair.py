@@ -142,12 +142,12 @@ class Qp(Object):
         self.cap = ibv_qp_cap.from_buffer_copy(cap)
         self.sig_all = bool(init.sq_sig_all)
         self.groups: set[bytes] = set()
-        self.qp_num = self.c.qp_num = world.network.enter(self)
+        self.qp_num = self.head.qp_num = world.network.enter(self)
         for field, to in (("context", pd.context), ("pd", pd), ("srq", self.srq)):
-            point(self.c, field, to)
-        point(self.c, "send_cq", self.send_cq)
-        point(self.c, "recv_cq", self.recv_cq)
-        self.c.qp_type = self.qp_type
+            point(self.head, field, to)
+        point(self.head, "send_cq", self.send_cq)
+        point(self.head, "recv_cq", self.recv_cq)
+        self.head.qp_type = self.qp_type
         if self.srq is not None:
             self.srq.qps.add(self)
         self._empty()
@@ -156,13 +156,18 @@ class Qp(Object):
         return f"qp {self.qp_num:#x}"
 
     def _empty(self) -> None:
-        self.state = self.c.state = RESET
+        self.state = self.head.state = RESET
         self.attr = ibv_qp_attr()
         self.sends: deque[Send] = deque()
         self.recvs: deque[tuple[int, Pieces]] = deque()
         self.waiters: set[int] = set()
         self.psn = self.expected = 0
         self._waiting = self._pumping = False
+
+    @property
+    def head(self) -> Any:
+        """Its ``struct ibv_qp``."""
+        return self.c
 
     @property
     def port(self) -> Port | None:
@@ -211,7 +216,7 @@ class Qp(Object):
             return
         if attr.qp_state == ERR:
             self.fail()
-        self.state = self.c.state = attr.qp_state
+        self.state = self.head.state = attr.qp_state
         if self.state == RTS:
             self.pump()
 
@@ -287,8 +292,8 @@ class Qp(Object):
     def _message(self, send: Send) -> Message:
         ah = send.fields["ah"] if self.qp_type == UD else self.attr.ah_attr
         port = self.context.port(ah.port_num or self.attr.port_num)
-        length = sum(length for _, length, _ in send.pieces) if send.data is None else len(send.data)
         data = send.data
+        length = send.fields.get("length", sum(size for _, size, _ in send.pieces) if data is None else len(data))
         if data is None:
             data = gather(self, send.pieces) if send.opcode not in (READ, *ATOMICS) and send.pieces else b""
         sgid, _ = port.slots().get(ah.grh.sgid_index, (b"", 0)) if ah.is_global else (b"", 0)

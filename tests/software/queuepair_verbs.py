@@ -85,11 +85,11 @@ def _check(qp: Qp, attr: ibv_qp_attr, mask: int) -> None:
 @verb
 def ibv_query_qp(world: Any, qp: Qp, attr: ibv_qp_attr, attr_mask: int, init_attr: Any) -> None:
     ctypes.memmove(ctypes.addressof(attr), ctypes.addressof(qp.attr), ctypes.sizeof(attr))
-    attr.qp_state = attr.cur_qp_state = qp.c.state = qp.state
+    attr.qp_state = attr.cur_qp_state = qp.head.state = qp.state
     attr.cap = init_attr.cap = qp.cap
     init_attr.qp_type, init_attr.sq_sig_all = qp.qp_type, int(qp.sig_all)
     for name in ("send_cq", "recv_cq", "srq"):
-        setattr(init_attr, name, getattr(qp.c, name))
+        setattr(init_attr, name, getattr(qp.head, name))
 
 
 @verb
