@@ -66,6 +66,7 @@ ALIVE: dict[int, Object] = {}
 #: address -> how it ended, of the last that were freed
 _ends: OrderedDict[int, str] = OrderedDict()
 _numbers = count(1)
+_handles = count(1)
 
 
 def new_world(world: Any) -> int:
@@ -102,6 +103,7 @@ class Object:
         address: of the struct.
         c: the struct.
         users: how many others need it.
+        unacked: events of it that were taken and not acknowledged.
     """
 
     kind: ClassVar[str]
@@ -122,10 +124,12 @@ class Object:
     def __init__(self, world: Any, *parents: Object | None) -> None:
         self.world = world
         self.parents = tuple(parent for parent in parents if parent is not None)
-        self.users = 0
+        self.users = self.unacked = 0
         self.freed = False
         self.address = self._place(ARENA.new(ctypes.sizeof(self._whole()), self._index, world.number))
         self.c = self.struct.from_address(self.address)
+        if hasattr(self.struct, "handle"):
+            self.c.handle = next(_handles)
         for parent in self.parents:
             parent.users += 1
         ALIVE[self.address] = self

@@ -35,14 +35,12 @@ class Verb:
         body: what does the work.
         locked: whether it does so with the network's lock held; those that may sleep do not.
         idle: whether an object has nothing for it, so that it answers 0: a short way for what is called in a loop.
-        address: of the C function, once it is made.
     """
 
     name: str
     body: Callable[..., Any]
     locked: bool
     idle: Callable[[Any], bool] | None = None
-    address: int = 0
 
 
 VERBS: dict[str, Verb] = {}
@@ -80,11 +78,17 @@ def _reader(kind: Any, first: bool) -> Reader | None:
     target = getattr(kind, "_type_", None)
     if not (isinstance(target, type) and issubclass(kind, ctypes._Pointer)):  # type: ignore[attr-defined]
         return None
-    if any(target.__name__ in known.typed for known in KINDS):
+    if _names_object(kind):
         return lambda address, name=target.__name__: find(address, name) if address or first else None
     if issubclass(target, ctypes._Pointer):  # type: ignore[attr-defined]
         return lambda address: address or 0
     return lambda address, struct=target: struct.from_address(address) if address else None
+
+
+def _names_object(kind: Any) -> bool:
+    """Whether it is a pointer to something that a verb made."""
+    target = getattr(kind, "_type_", None)
+    return isinstance(target, type) and any(target.__name__ in known.typed for known in KINDS)
 
 
 def _raw(kind: Any) -> Any:
@@ -111,7 +115,7 @@ def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails)
     """Make the C function; its address."""
     name, body, locked, idle = made.name, made.body, made.locked, made.idle
     readers = [_reader(kind, i == 0) for i, kind in enumerate(argtypes)]
-    owned = bool(argtypes) and any(getattr(argtypes[0], "_type_", object).__name__ in k.typed for k in KINDS)
+    owned = bool(argtypes) and _names_object(argtypes[0])
     names = list(inspect.signature(body).parameters)[1:] if name in VERBS else [f"arg{i}" for i in range(len(argtypes))]
 
     def enter(*raw: Any) -> int | None:
@@ -139,6 +143,8 @@ def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails)
             return _hooked(world, call, [hook for hook in hooks if hook.takes(call)], made, args)
         except Refused as e:
             return _failure(fails, e.errno)
+        except OSError as e:  # no descriptor is left, for example
+            return _failure(fails, e.errno or errno.EIO)
         except Misused as e:
             told = e.world or world or _current
             if told is not None:
@@ -192,21 +198,20 @@ _TABLES = {
 
 
 @cache
-def operations(table: str) -> dict[str, tuple[str, int]]:
-    """Field of a table of operations -> (verb, the C function's address), of all that there are."""
-    found = {}
+def operations(table: str) -> dict[str, int]:
+    """Field of a table of operations -> the C function's address, of all verbs in it."""
+    found: dict[str, int] = {}
     fields = dict(_TABLES[table]._fields_)
     for name, op in abi.OPS.items():
-        made = VERBS.get(name)
-        if op.table == table and made is not None:
-            if not made.address:
-                kind = fields[op.field]
-                made.address = _callback(made, kind._restype_, kind._argtypes_, op.fails)
-            found[op.field] = (name, made.address)
+        if op.table == table and not (op.field in found and name not in VERBS):
+            kind = fields[op.field]
+            made = VERBS.get(name) or Verb(name, _lacking, True)
+            found[op.field] = _callback(made, kind._restype_, kind._argtypes_, op.fails)
     return found
 
 
 def _lacking(world: Any, *args: Any) -> None:
+    """What libibverbs puts in the place of a verb that a device does not have."""
     raise Refused(errno.EOPNOTSUPP)
 
 
@@ -214,7 +219,7 @@ _functions: dict[str, int] = {}
 
 
 def _exported(name: str) -> int:
-    """The address of an exported function; one that the device lacks answers EOPNOTSUPP, as libibverbs' stubs do."""
+    """The address of an exported function."""
     if name not in _functions:
         prototype = abi.PROTOTYPES[name]
         made = VERBS.get(name) if name not in abi.OPS else None

@@ -16,13 +16,12 @@ from rdmaconnect.abi import EventType, ibv_comp_channel, ibv_cq, ibv_wc
 from .arena import Misused, Object, Refused
 from .calls import verb
 from .device import Context
+from .events import wait_for_acks
 from .memory import point
 
 #: wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl, path bits
 WC = struct.Struct("=Qii6IHHBB2x")
 assert WC.size == ctypes.sizeof(ibv_wc)
-#: seconds that destroying waits for an acknowledgement; the real one waits for ever
-PATIENCE_S = 5.0
 _ANY, _SOLICITED = 1, 2
 
 
@@ -32,11 +31,12 @@ class Channel(Object):
     kind, struct, typed = "comp_channel", ibv_comp_channel, ("ibv_comp_channel",)
 
     def __init__(self, world: Any, context: Context) -> None:
+        fd = world.opened(os.eventfd(0, os.EFD_CLOEXEC))
         super().__init__(world, context)
         self.context = context
         self.events: deque[Cq] = deque()
         point(self.c, "context", context)
-        self.fd = self.c.fd = world.opened(os.eventfd(0, os.EFD_CLOEXEC))
+        self.fd = self.c.fd = fd
 
     def tell(self, cq: Cq) -> None:
         """One event more."""
@@ -65,7 +65,6 @@ class Cq(Object):
 
     Attributes:
         queue: (queue pair's number, a packed ``ibv_wc``, when in ns), the oldest first.
-        unacked: events taken from the channel and not acknowledged.
     """
 
     kind, struct, typed = "cq", ibv_cq, ("ibv_cq", "ibv_cq_ex")
@@ -77,7 +76,7 @@ class Cq(Object):
         super().__init__(world, context, channel)
         self.context, self.channel = context, channel
         self.queue: deque[tuple[int, bytes, int]] = deque()
-        self.armed = self.unacked = 0
+        self.armed = 0
         self.overrun = False
         point(self.c, "context", context)
         point(self.c, "channel", channel)
@@ -135,16 +134,12 @@ def ibv_modify_cq(world: Any, cq: Cq, attr: Any) -> None:
     """Events are never held back here, so there is nothing to set."""
 
 
-@verb(locked=False)
+@verb
 def ibv_destroy_cq(world: Any, cq: Cq) -> None:
-    with world.lock:
-        if cq.users:
-            raise Refused(errno.EBUSY)
-        if not world.network.changed.wait_for(lambda: not cq.unacked, PATIENCE_S):
-            raise Misused(f"{cq}: {cq.unacked} events were not acknowledged: it would wait for ever", world)
-        cq.free("ibv_destroy_cq")
-        if cq.channel is not None:
-            cq.channel.forget(cq)
+    wait_for_acks(world, cq)
+    cq.free("ibv_destroy_cq")
+    if cq.channel is not None:
+        cq.channel.forget(cq)
 
 
 @verb(idle=lambda thing: thing.kind == "cq" and not thing.queue)
@@ -185,4 +180,5 @@ def ibv_ack_cq_events(world: Any, cq: Cq, nevents: int) -> None:
     if nevents > cq.unacked:
         raise Misused(f"{cq}: {nevents} events are acknowledged, and {cq.unacked} were taken", world)
     cq.unacked -= nevents
+    cq.c.comp_events_completed += nevents
     world.network.changed.notify_all()

@@ -140,6 +140,7 @@ class Context(Object):
     kind, struct, typed = "context", ibv_context, ("ibv_context",)
 
     def __init__(self, world: Any, listed: Listed) -> None:
+        fds = world.opened(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)), world.opened(os.eventfd(0, os.EFD_CLOEXEC))
         super().__init__(world)
         self.device, self.listed = listed.device, listed
         self.events: deque[tuple[int, int]] = deque()
@@ -148,12 +149,12 @@ class Context(Object):
         self.c.abi_compat = ctypes.c_void_p(-1).value
         for holder, table in ((whole, "verbs_context"), (self.c.ops, "context")):
             base = ctypes.addressof(holder)
-            for name, (_, address) in operations(table).items():
+            for name, address in operations(table).items():
                 ctypes.c_void_p.from_address(base + getattr(type(holder), name).offset).value = address
         ctypes.c_void_p.from_address(self.address + ibv_context.device.offset).value = listed.address
         self.c.num_comp_vectors = self.device.num_comp_vectors
-        self.c.cmd_fd = world.opened(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-        self.event_fd = self.c.async_fd = world.opened(os.eventfd(0, os.EFD_CLOEXEC))
+        self.c.cmd_fd, self.c.async_fd = fds
+        self.event_fd = fds[1]
 
     def _whole(self) -> Any:
         return verbs_context

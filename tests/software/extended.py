@@ -23,8 +23,9 @@ from rdmaconnect.abi import (
 
 from .arena import Misused, Object, Refused
 from .calls import operations, verb
-from .completion import PATIENCE_S, WC, Channel, Cq
+from .completion import WC, Channel, Cq
 from .device import Context
+from .events import PATIENCE_S
 from .memory import Mw, pointed
 from .network import (
     ATOMIC_WRITE,
@@ -56,7 +57,7 @@ _ASKED = {
 
 def _install(thing: Object, table: str, lacks: set[str]) -> None:
     """Put the functions into an object that has its own table."""
-    for field, (_, address) in operations(table).items():
+    for field, address in operations(table).items():
         where = thing.address + getattr(thing.struct, field).offset
         ctypes.c_void_p.from_address(where).value = None if field in lacks else address
 
@@ -233,7 +234,6 @@ class QpEx(Qp):
         if init.comp_mask & ~int(known) or init.send_ops_flags & ~_CAN.get(init.qp_type, 0):
             raise Refused(errno.EOPNOTSUPP)
         super().__init__(world, pointed(init, "pd", "ibv_pd"), init)
-        self.base = self.c.qp_base
         self.batch: list[Send] | None = None
         self.wrong = 0
         _install(self, "qp_ex", {field for flag, field in _OPERATIONS.items() if not init.send_ops_flags & flag})

@@ -113,6 +113,8 @@ class Mw(Object):
     def bind(self, info: Any, mr: Mr | None, key: int, qp_num: int | None) -> bool:
         """Bind it to a part of a region, or with a length of 0 to nothing; whether that may be."""
         if info.length:
+            if self.mr is not None and self.c.type == MwType.TYPE_2:
+                return False  # it has to be invalidated first
             if mr is None or not mr.access & AccessFlags.MW_BIND or mr.pd is not self.pd:
                 return False
             if not mr.base <= info.addr <= info.addr + info.length <= mr.base + mr.length:

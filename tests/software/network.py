@@ -11,7 +11,6 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from rdmaconnect.abi import AccessFlags, EventType, LinkLayer, PortState, QpState, QpType, WcOpcode, WcStatus, WrOpcode
-from rdmaconnect.endpoint import Gid
 
 from .arena import Refused
 from .clock import Clock
@@ -275,9 +274,9 @@ def _execute(qp: Any, message: Message) -> Answer:
     if min(message.length, message.mtu) > 128 << qp.attr.path_mtu:
         return Answer(WcStatus.REM_INV_REQ_ERR)
     if need is not None and message.length:
+        if not qp.attr.qp_access_flags & need:
+            return Answer(WcStatus.REM_INV_REQ_ERR if opcode in ATOMICS else WcStatus.REM_ACCESS_ERR)
         try:
-            if opcode != FLUSH and not qp.attr.qp_access_flags & need:
-                raise NoAccess
             where = reach(qp.world, qp.pd, message.rkey, message.remote_addr, message.length, need, qp.qp_num)
         except NoAccess:
             return Answer(WcStatus.REM_ACCESS_ERR)
@@ -370,6 +369,3 @@ def completion(
     slid, sl = (message.slid, message.sl) if message.qp_type == UD else (0, 0)
     source = message.qp_num if message.qp_type == UD else 0
     return WC.pack(wr_id, 0, opcode, 0, byte_len, message.imm, qp_num, source, flags, 0, slid, sl, 0)
-
-
-__all__ = ["Answer", "Gid", "Message", "Network", "Trouble", "completion", "gather", "scatter"]

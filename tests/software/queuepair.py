@@ -117,6 +117,7 @@ class Qp(Object):
         sends: posted and not completed, the oldest first.
         recvs: posted and not used.
         psn: what it sends next; ``expected``: what it takes next.
+        draining: whether in SQD a send is still under way.
         waiters: numbers of the queue pairs that wait for a receive here.
         groups: the multicast GIDs that it is in.
     """
@@ -162,7 +163,7 @@ class Qp(Object):
         self.recvs: deque[tuple[int, Pieces]] = deque()
         self.waiters: set[int] = set()
         self.psn = self.expected = 0
-        self._waiting = self._pumping = False
+        self._waiting = self._pumping = self.draining = False
 
     @property
     def head(self) -> Any:
@@ -217,12 +218,22 @@ class Qp(Object):
         if attr.qp_state == ERR:
             self.fail()
         self.state = self.head.state = attr.qp_state
-        if self.state == RTS:
+        if self.state == SQD:
+            self.draining = self._waiting
+            self._drained()
+        elif self.state == RTS:
+            self.draining = False
             self.pump()
+
+    def _drained(self) -> None:
+        """In SQD: tell that nothing is under way any more, if that was asked for."""
+        if not self.draining and self.attr.en_sqd_async_notify:
+            self.attr.en_sqd_async_notify = 0
+            self.world.event(self.context, EventType.SQ_DRAINED, self.address)
 
     def fail(self, status: int | None = None) -> None:
         """To ERR: the oldest send ends with ``status``, all else is flushed."""
-        was, self.state, self._waiting = self.state, ERR, False
+        was, self.state, self._waiting, self.draining = self.state, ERR, False, False
         while self.sends:
             self._done(self.sends.popleft(), WcStatus.WR_FLUSH_ERR if status is None else status)
             status = None
@@ -271,7 +282,7 @@ class Qp(Object):
             return
         self._pumping = True
         try:
-            while self.sends and self.state == RTS and not self._waiting:
+            while self.sends and (self.state == RTS or self.draining) and not self._waiting:
                 send = self.sends[0]
                 if send.opcode in (LOCAL_INV, BIND_MW):
                     self._local(send)
@@ -328,6 +339,9 @@ class Qp(Object):
         self.psn = (self.psn + message.packets) & PSN
         self.sends.popleft()
         self._done(send, 0, message.length)
+        if self.draining:
+            self.draining = False
+            self._drained()
         self.pump()
 
     def _again(self, send: Send, why: int) -> None:

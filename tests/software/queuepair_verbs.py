@@ -7,6 +7,7 @@ import errno
 from typing import Any
 
 from rdmaconnect.abi import (
+    LinkLayer,
     QpAttrMask,
     SrqAttrMask,
     WcStatus,
@@ -21,6 +22,7 @@ from rdmaconnect.abi import (
 from .arena import Misused, Refused
 from .calls import verb
 from .device import Context, mtu_code
+from .events import wait_for_acks
 from .gid import is_multicast
 from .grh import source_and_target
 from .memory import Mw, Pd, pointed
@@ -41,6 +43,7 @@ def ibv_create_qp(world: Any, pd: Pd, attr: Any) -> Qp:
 
 @verb
 def ibv_destroy_qp(world: Any, qp: Qp) -> None:
+    wait_for_acks(world, qp)
     qp.free("ibv_destroy_qp")
 
 
@@ -76,8 +79,11 @@ def _check(qp: Qp, attr: ibv_qp_attr, mask: int) -> None:
     if wrong:
         raise Refused(errno.EINVAL)
     port = device.ports[(attr.port_num if mask & PORT else qp.attr.port_num or 1) - 1]
-    if (mask & M.PKEY_INDEX and attr.pkey_index >= len(port.pkeys)) or (
-        mask & M.PATH_MTU and not 1 <= attr.path_mtu <= mtu_code(port.active_mtu)
+    if (
+        (mask & M.PKEY_INDEX and attr.pkey_index >= len(port.pkeys))
+        or (mask & M.PATH_MTU and not 1 <= attr.path_mtu <= mtu_code(port.active_mtu))
+        or (mask & M.TIMEOUT and attr.timeout > 31)
+        or (mask & M.ALT_PATH and port.link_layer == LinkLayer.ETHERNET)
     ):
         raise Refused(errno.EINVAL)
 
@@ -87,6 +93,7 @@ def ibv_query_qp(world: Any, qp: Qp, attr: ibv_qp_attr, attr_mask: int, init_att
     ctypes.memmove(ctypes.addressof(attr), ctypes.addressof(qp.attr), ctypes.sizeof(attr))
     attr.qp_state = attr.cur_qp_state = qp.head.state = qp.state
     attr.cap = init_attr.cap = qp.cap
+    attr.sq_draining = int(qp.draining)
     init_attr.qp_type, init_attr.sq_sig_all = qp.qp_type, int(qp.sig_all)
     for name in ("send_cq", "recv_cq", "srq"):
         setattr(init_attr, name, getattr(qp.head, name))
@@ -256,6 +263,7 @@ def ibv_query_srq(world: Any, srq: Srq, srq_attr: Any) -> None:
 
 @verb
 def ibv_destroy_srq(world: Any, srq: Srq) -> None:
+    wait_for_acks(world, srq)
     srq.free("ibv_destroy_srq")
 
 
