@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from ctypes import byref
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from . import verbs
@@ -122,7 +123,7 @@ class CQEx(CQ):
         self._batch = threading.Lock()
         self._owner: int | None = None  # the thread whose batch is open
         self._count = 0  # of batches: which one is open
-        self._current = False
+        self._reader: int | None = None  # the same while a completion is current
         self._locked = False  # whether the provider is within the batch too
         domains = (parent_domain,) if parent_domain is not None else ()
         self._adopt(make, f"extended CQ of {context.name}", context, channel, *domains)
@@ -167,8 +168,9 @@ class CQEx(CQ):
         try:
             with self._lock:
                 self.pointer  # noqa: B018
-                if self._start():
-                    self._owner, self._count = threading.get_ident(), self._count + 1
+                me = get_ident()
+                if self._start(me):
+                    self._owner, self._count = me, self._count + 1
                     return True
         except BaseException:
             self._batch.release()
@@ -183,19 +185,26 @@ class CQEx(CQ):
             Whether a completion is current. If not, there is none left, and :meth:`end_poll` is due.
 
         Raises:
-            StateError: no batch was started.
+            StateError: no batch was started, or another thread's.
             VerbsError: the queue is broken; :meth:`end_poll` is due all the same.
 
         Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
         """
         with self._lock:
-            self._within("go on")
-            self._current = False
-            if not self._one_by_one:
-                self._current = self._advanced("ibv_next_poll")
-                return self._current
+            me = get_ident()
+            if self._owner != me:
+                self._within("go on")
+            return self._next(me)
+
+    def _next(self, me: int) -> bool:
+        self._reader = None
+        if self._one_by_one:
             self._end()
-            return self._start()
+            return self._start(me)
+        there = self._advanced("ibv_next_poll")
+        if there:
+            self._reader = me
+        return there
 
     def end_poll(self) -> None:
         """End the batch: what it went over is consumed.
@@ -210,7 +219,7 @@ class CQEx(CQ):
             self._end_batch()
 
     def _end_batch(self) -> None:
-        self._current, self._owner = False, None
+        self._reader = self._owner = None
         try:
             self._end()
         finally:
@@ -226,15 +235,21 @@ class CQEx(CQ):
     def _is_open(self, number: int) -> bool:
         return self._owner is not None and self._count == number
 
-    def _check_batch(self, number: int) -> None:
-        if not self._is_open(number):
-            self.pointer  # noqa: B018
-            raise StateError(f"go on with a batch of {self.name}: it was ended. Begin another one.")
-        self._check_mine("go on")
+    def _go_on(self, number: int) -> bool:
+        """As :meth:`next_poll`, if that batch is still open."""
+        with self._lock:
+            me = get_ident()
+            if self._owner != me or self._count != number:
+                if not self._is_open(number):
+                    self.pointer  # noqa: B018
+                    raise StateError(f"go on with a batch of {self.name}: it was ended. Begin another one.")
+                self._within("go on")
+            return self._next(me)
 
-    def _start(self) -> bool:
-        self._current = self._locked = self._advanced("ibv_start_poll", self._poll_attr)
-        return self._current
+    def _start(self, me: int) -> bool:
+        self._locked = self._advanced("ibv_start_poll", self._poll_attr)
+        self._reader = me if self._locked else None
+        return self._locked
 
     def _end(self) -> None:
         if self._locked:
@@ -242,10 +257,12 @@ class CQEx(CQ):
             self._function("ibv_end_poll")(self._ex)
 
     def _advanced(self, name: str, *args: Any) -> bool:
-        number = self._function(name)(self._ex, *args)
-        if number not in (0, errno.ENOENT):
+        number: int = (self._functions.get(name) or self._function(name))(self._ex, *args)
+        if number == 0:
+            return True
+        if number != errno.ENOENT:
             raise VerbsError(name, number, f"poll {self.name}")
-        return bool(number == 0)
+        return False
 
     def _function(self, name: str) -> Callable[..., Any]:
         function = self._functions.get(name)
@@ -256,66 +273,74 @@ class CQEx(CQ):
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018
         self._end_if_left()
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             raise StateError(f"{doing} on {self.name}: this thread is within a batch of it. Call end_poll() first.")
 
     @property
     def in_batch(self) -> bool:  # type: ignore[override]
         """Whether this thread is within a batch of it."""
-        return self._owner == threading.get_ident()
+        return self._owner == get_ident()
 
     def apart(self, doing: str) -> AbstractContextManager[object]:
         """As :meth:`CQ.apart`; waits for another thread's batch."""
         self._outside(doing)
         return self._batch
 
+    def _disown(self) -> None:
+        super()._disown()
+        self._owner = self._reader = None
+
     def _end_if_left(self) -> None:
         """End a batch that a thread has left open which is over."""
         owner = self._owner
-        if owner not in (None, threading.get_ident()) and all(t.ident != owner for t in threading.enumerate()):
+        if owner not in (None, get_ident()) and all(t.ident != owner for t in threading.enumerate()):
             self._leave_batch(self._count)
 
     def _within(self, doing: str) -> None:
         self.pointer  # noqa: B018
         if self._owner is None:
             raise StateError(f"{doing} on {self.name}: no batch is open. Call start_poll() first.")
-        self._check_mine(doing)
-
-    def _check_mine(self, doing: str) -> None:
-        if self._owner != threading.get_ident():
+        if self._owner != get_ident():
             raise StateError(f"{doing} on {self.name}: the batch is another thread's. Only that one may use it.")
 
     # ---- the current completion
 
-    def _read(self, name: str, flag: CqWcFlags | None = None) -> int:
+    def _read(self, name: str, flag: CqWcFlags | None = None, *args: Any) -> int:
         """Call a ``read_*`` function of the current completion, if the queue was made for it."""
         with self._lock:
-            self._check_asked(name, flag)
-            return int(self._function(name)(self._ex))
+            function = self._functions.get(name)
+            if function is None or self._reader != get_ident():
+                function = self._reader_of(name, flag)
+            number: int = function(self._ex, *args)
+            return number
 
-    def _check_asked(self, name: str, flag: CqWcFlags | None) -> None:
+    def _reader_of(self, name: str, flag: CqWcFlags | None) -> Callable[..., Any]:
         if flag is not None and not self.fields & flag:
             raise StateError(f"{name} on {self.name}: it was made without CqWcFlags.{flag}. Add it to wc_flags.")
         self._check_current(name)
+        return self._function(name)
 
     def _check_current(self, doing: str) -> None:
         self.pointer  # noqa: B018
-        if not self._current:
+        if self._reader is None:
             raise StateError(f"{doing} on {self.name}: no completion is current. It is within poll_batch().")
-        self._check_mine(doing)
+        self._within(doing)
 
     @property
     def wr_id(self) -> int:
         """The work request's id, 64 bits."""
         with self._lock:
-            self._check_current("wr_id")
-            return int(self._struct.wr_id)
+            if self._reader != get_ident():
+                self._check_current("wr_id")
+            number: int = self._struct.wr_id
+            return number
 
     @property
     def status(self) -> WcStatus:
         """How it ended."""
         with self._lock:
-            self._check_current("status")
+            if self._reader != get_ident():
+                self._check_current("status")
             return WcStatus(self._struct.status)
 
     def read_opcode(self) -> WcOpcode:
@@ -380,10 +405,8 @@ class CQEx(CQ):
 
     def read_tm_info(self) -> TmInfo:
         """The head of a tag-matched message. Needs ``TM_INFO``."""
-        name = "ibv_wc_read_tm_info"
         with self._lock:
-            self._check_asked(name, CqWcFlags.TM_INFO)
-            self._function(name)(self._ex, byref(self._tm_info))
+            self._read("ibv_wc_read_tm_info", CqWcFlags.TM_INFO, byref(self._tm_info))
             return TmInfo(self._tm_info.tag, self._tm_info.priv)
 
     # ---- what must not come between the start and the end of a batch
@@ -420,7 +443,7 @@ class CQEx(CQ):
         super().close()
 
     def _close_children(self, refused: list[RdmaConnectError]) -> bool:
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             self.end_poll()
         return super()._close_children(refused)
 
@@ -445,11 +468,10 @@ class _Batch(Iterator[CQEx]):
             there = self._cq.start_poll()
             self._number = self._cq._count if there else None
         else:
-            self._cq._check_batch(self._number)  # who may not go on with it does not end it either
             try:
-                there = self._cq.next_poll()
-            except BaseException:
-                self.close()
+                there = self._cq._go_on(self._number)
+            except VerbsError:
+                self.close()  # which who may not go on with it does not
                 raise
         if not there:
             self.close()
