@@ -8,18 +8,18 @@ from typing import Any, TypeVar
 
 from .connection import AsyncConnection, Connection
 from .device import rank_ports
-from .driver import arun, run
-from .reception import Reception
+from .exchange.url import tcp_url
+from .listening import ListenerCore
+from .story import arun, run_apart
 from .terms import Terms, make_terms, parse_qp_type
-from .url import tcp_url
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
 
-class Listener(Reception[Connection]):
+class Listener(ListenerCore[Connection]):
     """Takes connections on one address. Made by :func:`listen`; a context manager."""
 
-    _front = Connection
+    front = Connection
 
     def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> Connection:
         """The next connection; those that were made together come one after the other.
@@ -37,11 +37,11 @@ class Listener(Reception[Connection]):
             StateError: the listener is closed.
             RdmaConnectError: with ``tolerant=False``, whatever went wrong with the first peer.
         """
-        return run(self._accept(deadline_s, tolerant))
+        return run_apart(self._accept(deadline_s, tolerant), self._put_back)
 
     def close(self) -> None:
         """Stop listening; connections that were accepted live on. Twice is fine."""
-        self._close()
+        run_apart(self._closing())
 
     def __enter__(self) -> Listener:
         return self
@@ -52,10 +52,10 @@ class Listener(Reception[Connection]):
         self.close()
 
 
-class AsyncListener(Reception[AsyncConnection]):
+class AsyncListener(ListenerCore[AsyncConnection]):
     """The same for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
 
-    _front = AsyncConnection
+    front = AsyncConnection
 
     async def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> AsyncConnection:
         """See :meth:`Listener.accept`."""
