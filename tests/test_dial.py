@@ -20,11 +20,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rdmaconnect.url import Address, addresses
 
 from rdmaconnect.errors import VerbsError
 from rdmaconnect.exchange.dial import Dial
 from rdmaconnect.exchange.tcp import listen
-from rdmaconnect.url import Address, addresses
 
 Maker = Callable[[int, int], socket.socket]
 #: what a scripted address does: an errno, at once or after a time; 0 connects; None never answers
