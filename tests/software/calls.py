@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType
 from typing import Any
 
 from rdmaconnect import abi
@@ -44,6 +45,8 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {}
+#: the code of the Python functions that C calls: whatever runs below one of them runs inside of a verb
+ENTRIES: set[CodeType] = set()
 #: the ctypes functions, which must live as long as the process
 _kept: list[Any] = []
 _current: Any = None
@@ -158,6 +161,7 @@ def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails)
 
     kind = ctypes.CFUNCTYPE(_raw(restype), *map(_raw, argtypes), use_errno=True)
     function = kind(enter)
+    ENTRIES.add(enter.__code__)
     _kept.append(function)
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
