@@ -24,7 +24,7 @@ from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
 from .trace import Trace
-from .url import check_name, loopback_of
+from .url import DEFAULT_PORT, addresses, loopback_of
 
 __all__ = ["Ways", "ports_toward"]
 
@@ -41,7 +41,7 @@ def ports_toward(options: Options, host: str) -> list[Port]:
         ValueError: the name of the host does not resolve.
         DeviceError, VerbsError, LibraryError: as ``rank_ports``.
     """
-    check_name(host)
+    addresses(host, DEFAULT_PORT)
     return rank_ports(options, host)
 
 
