@@ -24,8 +24,9 @@ __all__ = ["Dial"]
 _DELAY_S = 0.25
 #: from an address's failure to its next attempt: at first, doubled each time, and at most, s
 _AGAIN_S, _AGAIN_MAX_S = 0.05, 1.0
-#: an attempt without an answer begins anew after this, s: its second SYN was after 1 s, its fourth would be after 7
-_ANSWER_S = 3.0
+#: an attempt without an answer begins anew after this, s: after 3.1 the kernel knows that no neighbour has the
+#: address, and an older one, which doubles its pauses, would send its next SYN only after 7
+_ANSWER_S = 4.0
 #: attempts under way at a time
 _AT_ONCE = 8
 
@@ -35,8 +36,9 @@ _NO_ANSWER = "no answer: the host is down or not there, or a firewall drops the 
 _FORBIDDEN = "not permitted on this host: a firewall, a route or a security policy of its own forbids it"
 #: what connect(2) says of a network itself, before anything was sent
 _AT_FIRST = {
-    errno.ENETUNREACH: "no route: this host's routing table has no way there (`ip route get` shows it)",
+    errno.ENETUNREACH: "no route: this host's routing table has none there, or it is a broadcast or multicast address",
     errno.EHOSTUNREACH: "no route: this host's routing table holds it to be unreachable (`ip route get` shows it)",
+    errno.EINVAL: "no route: this host's routing table discards what is sent there (`ip route get` shows it)",
 }
 #: what an attempt that was under way came to
 _AT_LAST = {
@@ -78,7 +80,7 @@ class Dial:
 
     The first address begins at once; each next one when the one before it has failed, or has not answered for
     0.25 s. An address that failed is tried again after 50 ms, doubled each time up to 1 s; one that does not
-    answer, every 3 s. At most 8 attempts are under way at a time. Nothing happens but in :meth:`advance`.
+    answer, every 4 s. At most 8 attempts are under way at a time. Nothing happens but in :meth:`advance`.
 
     Args:
         addresses: where to, in the order in which to try; at least one.
