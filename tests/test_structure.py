@@ -155,9 +155,9 @@ def test_only_what_waits_knows_asyncio() -> None:
 
 
 def test_only_a_few_files_know_the_clock() -> None:
-    # talk and probe: how long ago something was said; pingpong measures
+    # talk and probe: how long ago something was said; pingpong measures; curve: which files changed just now
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
-    assert found == {"deadline", "talk", "probe", "pingpong.rounds"}
+    assert found == {"deadline", "talk", "probe", "pingpong.rounds", "curve"}
 
 
 def test_only_a_few_rooms_make_sockets() -> None:
