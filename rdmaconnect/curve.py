@@ -184,7 +184,7 @@ def _derive(secret: bytes, role: str) -> tuple[bytes, bytes]:
     return zmq.curve_public(pair), pair
 
 
-def _same(one: bytes, other: bytes) -> bool:
+def _same(one: bytes | None, other: bytes) -> bool:
     """Whether they are equal, in a time that does not tell where they differ; of what is not bytes, no."""
     return isinstance(one, bytes | bytearray) and hmac.compare_digest(one, other)
 
@@ -218,7 +218,7 @@ def is_claim(given: bytes | None, token: bytes, connection: bytes, public: bytes
         given: what the peer gave, None for nothing.
         token, connection, public: as for :func:`claim`; ``public`` is the key that ZeroMQ let in.
     """
-    return given is not None and _same(given, claim(token, connection, public))
+    return _same(given, claim(token, connection, public))
 
 
 # ---- key files
@@ -333,10 +333,12 @@ class _Folder:
 
     def _holds(self, public: bytes) -> bool:
         name = self._names.get(public)
-        # one that was taken away is no fault
-        if name is not None and os.path.exists(os.path.join(self._path, name)) and self._key(name) == public:
-            self._faults.pop("", None)
-            return True
+        if name is not None:
+            # one that was taken away is no fault
+            if os.path.exists(os.path.join(self._path, name)) and self._key(name) == public:
+                self._faults.pop("", None)
+                return True
+            self._files[name].lasts = False  # whatever its inode says
         folder = os.stat(self._path)
         if name is None and _inode(folder) == self._inode and time.monotonic() < self._rests_until:
             return False

@@ -149,11 +149,14 @@ def test_an_error_about_a_secret_does_not_carry_it() -> None:
 
 
 @pytest.mark.parametrize("odd", [b"", b"x", bytes(32), bytes(40), bytes(10**6), None, "text", 5, bytearray(40), []])
-def test_whatever_is_asked_for_the_answer_is_no_and_no_error(odd: Any, tmp_path: Path) -> None:
+def test_whatever_is_asked_for_the_answer_is_no_and_no_error(
+    odd: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _, secret = keygen(str(tmp_path), "own")
     for keys in (listener(secret=SECRET), listener(key=secret, peer=str(tmp_path))):
         assert keys.knows is not None
         assert keys.knows(odd) is False
+    assert caplog.records == []
 
 
 def test_no_secret_is_shown(tmp_path: Path) -> None:
@@ -376,6 +379,7 @@ def test_what_is_no_key_file_keeps_nobody_else_out_and_is_said_once(
 def test_a_read_that_fails_refuses_that_one_peer_and_only_as_long_as_it_does(
     number: int, folder: Connectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(curve, "_UNSETTLED_S", -1e6)  # as if the files were of yesterday
     other = folder.add("other.key")
     assert folder.knows(other)
     real = os.open
@@ -447,6 +451,23 @@ def test_a_key_that_takes_anothers_place_counts_and_the_other_does_not(folder: C
         folder.good = new
 
 
+def test_a_file_that_becomes_a_fifo_while_it_is_opened_is_not_waited_for(
+    folder: Connectors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = folder.path / "bad.key"
+    os.mkfifo(fifo)
+    real = os.stat
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda path, **more: real(folder.path / "good.key" if path == str(fifo) else path))
+        answers: list[bool] = []
+        ask = threading.Thread(target=lambda: answers.append(folder.knows(STRANGER)), daemon=True)
+        ask.start()
+        ask.join(10)
+    assert answers == [False]
+    assert folder.said == [f"read the connectors' keys: {fifo}: it is not a file. It lets nobody in."]
+    assert folder.knows(folder.good)
+
+
 def test_a_file_that_is_written_over_loses_its_old_key_at_once_and_has_its_new_one_soon(folder: Connectors) -> None:
     for _ in range(20):
         old, new = folder.good, folder.add("good.key")  # the same inode, the same size, perhaps the same time
@@ -455,7 +476,15 @@ def test_a_file_that_is_written_over_loses_its_old_key_at_once_and_has_its_new_o
         folder.good = new
 
 
-def test_a_key_in_two_files_is_known_until_both_are_gone(folder: Connectors) -> None:
+def test_a_file_system_with_coarse_times_hides_no_new_key(folder: Connectors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curve, "_inode", lambda s: (s.st_dev, s.st_ino, s.st_size, s.st_ctime_ns // 10**9 * 10**9))
+    for _ in range(5):
+        assert not folder.knows(STRANGER)  # all is read
+        new = folder.add("good.key")
+        assert soon(lambda new=new: folder.knows(new))  # type: ignore[misc]
+
+
+def test_a_key_in_two_files_is_known_until_both_are_gone(folder: Connectors, monkeypatch: pytest.MonkeyPatch) -> None:
     twin = folder.path / "twin.key"
     for first in ("good.key", "twin.key"):
         twin.write_text((folder.path / "good.key").read_text())
@@ -464,6 +493,14 @@ def test_a_key_in_two_files_is_known_until_both_are_gone(folder: Connectors) -> 
         (folder.path / first).unlink()
         assert folder.knows(folder.good)
         (folder.path / first).write_text(text)
+    monkeypatch.setattr(curve, "_LOOK_FREE_S", -1.0)  # as in a large folder
+    assert not folder.knows(STRANGER)
+    for path in (twin, folder.path / "good.key"):
+        text = path.read_text()
+        path.write_text("no key")
+        assert folder.knows(folder.good)
+        path.write_text(text)
+    assert len(folder.said) >= 1
     twin.unlink()
     (folder.path / "good.key").unlink()
     assert not folder.knows(folder.good)
