@@ -493,7 +493,7 @@ def test_a_key_in_two_files_is_known_until_both_are_gone(folder: Connectors, mon
         (folder.path / first).unlink()
         assert folder.knows(folder.good)
         (folder.path / first).write_text(text)
-    monkeypatch.setattr(curve, "_LOOK_FREE_S", -1.0)  # as in a large folder
+    monkeypatch.setattr(curve, "_SMALL", 0)
     assert not folder.knows(STRANGER)
     for path in (twin, folder.path / "good.key"):
         text = path.read_text()
