@@ -20,6 +20,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
 #: what knows ZeroMQ, and so no RDMA
 CHANNEL = {"curve", "oob"}
+#: what opens TCP connections; it hands sockets on, and knows no RDMA
+NETWORK = {"exchange"}
 #: below the objects
 FLOOR = {"hints", "themes", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers", "url"}
 #: what joins the objects to the conversation, and what stands on that
@@ -29,7 +31,7 @@ FRONT = {
     "pingpong", "report", "plot", "cli", "__main__", "__init__",
 }  # fmt: skip
 #: the objects of libibverbs: every room that is none of the others; a new front must be named above
-OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - CHANNEL
+OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - CHANNEL - NETWORK
 #: room -> the rooms that it may import, besides its own parts
 MAY_IMPORT: dict[str, set[str]] = {
     "hints": set(),
@@ -43,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "driver": {"deadline"},
     "curve": set(),
     "url": set(),
+    "exchange": {"errors", "url"},
     "oob": {"errors", "deadline", "driver", "curve"},
     # above the objects, below the stories: the queue pairs of a connection, and its conversation
     "trace": {"deadline", "handshake"},
@@ -152,9 +155,22 @@ def test_only_what_waits_knows_asyncio() -> None:
 
 
 def test_only_a_few_files_know_the_clock() -> None:
-    # talk and probe: how long ago something was said; pingpong measures
+    # talk and probe: how long ago something was said; pingpong measures; curve: which files changed just now
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
-    assert found == {"deadline", "talk", "probe", "pingpong.rounds"}
+    assert found == {"deadline", "talk", "probe", "pingpong.rounds", "curve"}
+
+
+def test_only_a_few_rooms_make_sockets() -> None:
+    # device: which port the kernel's route to a host begins at; diagnose: rtnetlink and ioctls
+    makers = {"socket", "create_connection", "create_server", "socketpair", "fromfd"}
+    calls = [(name, node.func) for name, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = {
+        room(name)
+        for name, func in calls
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name)
+        and func.value.id == "socket" and func.attr in makers
+    }  # fmt: skip
+    assert found == NETWORK | {"device", "diagnose"}
 
 
 def test_only_one_file_loads_a_library() -> None:

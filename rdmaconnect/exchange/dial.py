@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import VerbsError
-from .tcp import set_options
 from .url import Address
+from .tcp import set_options
 
 __all__ = ["Dial"]
 
