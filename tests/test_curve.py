@@ -16,7 +16,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from rdmaconnect.curve import SECRET_VARIABLE, Keys, keygen, keys_for
+from rdmaconnect.exchange.curve import SECRET_VARIABLE, Keys, keygen, keys_for
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import AuthenticationError
 from rdmaconnect.oob import Channel, Line, Service

@@ -11,7 +11,7 @@ import pytest
 
 from rdmaconnect.errors import VerbsError
 from rdmaconnect.exchange.tcp import listen, set_options
-from rdmaconnect.url import Address, addresses
+from rdmaconnect.exchange.url import Address, addresses
 
 LOCAL = addresses("127.0.0.1", 0, bind=True)
 
