@@ -27,7 +27,7 @@ from .middle import Joint, M, Middle
 from .outgoing import Outgoing
 from .path import Candidate, Wish
 from .prepare import Prepared
-from .story import Call, Story, arun, run_apart
+from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
 from .ways import Ways
@@ -114,10 +114,14 @@ async def aconnect(
     **options: Any,
 ) -> AsyncConnection | list[AsyncConnection]:
     """The same as :func:`connect` for asyncio; gives :class:`AsyncConnection`. Nothing blocks the event loop."""
-    terms = make_terms(
-        qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
-    )
     deadline = Deadline(deadline_s, ConnectTimeout)
+    # a secret takes a while to be made into keys, and key files to be read
+    terms = await call_apart(
+        partial(
+            make_terms, qp_type, options, regions, private_data, listens=False, secret=secret, key=key,
+            peer_key=peer_key,
+        )
+    )  # fmt: skip
     made = await arun(connect_story(AsyncConnection, peer, terms, check_count(count), deadline, via))
     return made if count is not None else made[0]
 
@@ -141,7 +145,7 @@ def connect_story(
         if via is None and outgoing.address != first:  # a name has several addresses, and another one answered
             ports = yield find_ports(terms, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
-        ways = Ways(ports, terms, trace, host_of(url))
+        ways = Ways(ports, terms, trace, outgoing.address)
         while True:
             try:
                 made = yield from one_way(front, outgoing, terms, ways, count, deadline, via)

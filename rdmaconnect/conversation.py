@@ -151,10 +151,13 @@ class Conversation:
 
         Raises:
             LocalProtocolError: it may not be sent now.
+            RdmaConnectError: nothing is said any more, and why.
             ValueError: it is too long.
         """
         frame = encode(message)
         with self._lock:
+            if self.left is not None:
+                raise self.failure(f"say {type(message).__name__.lower()}")
             self.handshake.send(message)
             if self.channel is not None:
                 self.channel.send(frame)

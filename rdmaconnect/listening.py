@@ -29,7 +29,7 @@ from .errors import (
 from .exchange import service
 from .exchange.acceptor import Acceptor
 from .exchange.channel import SMALL_FRAME, Channel
-from .exchange.url import host_of, loopback_of
+from .exchange.url import loopback_of
 from .handshake import NO_ID, Handshake, Role
 from .incoming import LOOK_S, Incoming
 from .messages import Hello, Reject
@@ -146,7 +146,7 @@ class ListenerCore(Generic[M]):
         self._looking = self._closed = False
         self._acceptor = Acceptor(url, partial(_Connector, self), MAX_FRAME, terms.keys)
         self.url = self._acceptor.url
-        self._local = loopback_of(host_of(self.url))
+        self._local = loopback_of(self._acceptor.host)
         if terms.keys is None and not self._local:
             log.warning(
                 "listening on %s without protection: whoever reaches it can connect. "

@@ -26,7 +26,7 @@ from .middle import M, Middle
 from .outgoing import Outgoing
 from .path import Wish
 from .prepare import Prepared
-from .story import Call, Story, Wait, arun, run_apart
+from .story import Call, Story, Wait, arun, call_apart, run_apart
 from .terms import Terms, make_terms
 from .trace import Trace
 from .wakeup import Signal
@@ -85,7 +85,7 @@ async def ameet(
     **options: Any,
 ) -> AsyncConnection:
     """The same as :func:`meet` for asyncio; gives an :class:`AsyncConnection`."""
-    terms = _terms(qp_type, options, regions, private_data, secret)
+    terms = await call_apart(partial(_terms, qp_type, options, regions, private_data, secret))
     return await arun(_story(AsyncConnection, local, peer, *terms, deadline_s))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +23,7 @@ from .path import Path
 from .prepare import Prepared
 from .story import Call, Story, Wait
 from .trace import Mark
+from .workers import here
 
 __all__ = ["Joint", "M", "Middle"]
 
@@ -69,6 +73,7 @@ class Middle:
         self.regions, self.connect_s = prepared.regions, 0.0
         self._spin = min(prepared.options.spin, self.MOST_SPIN)
         self._closed = False
+        self._pid = os.getpid()
         self._again: Callable[[Middle, float | None], Story[None]] | None = None
         self._join(joint)
         #: by which the peer knows it: of the last exchange that came to an end
@@ -333,6 +338,11 @@ class Middle:
     # ---- the end
 
     def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StateError(
+                f"the connection from {self.local} to {self.peer} belongs to the process that forked this one: "
+                "connect anew here."
+            )
         if self._closed:
             raise StateError(f"the connection from {self.local} to {self.peer} is closed.")
 
@@ -344,9 +354,11 @@ class Middle:
     @property
     def lost(self) -> RdmaConnectError | None:
         """Why the connection is of no more use, or None as far as is known here. Never blocks."""
-        if self._closed:
-            return StateError(f"the connection from {self.local} to {self.peer} is closed.")
-        self._engine.progress()
+        try:
+            self._check_open()
+            self._engine.progress()
+        except StateError as e:
+            return e
         if self._conversation.left is not None or self._lane.broken is not None:
             return self._over("use the connection", self._lane.broken)
         return None
@@ -367,6 +379,9 @@ class Middle:
         return self._conversation.trace.marks()
 
     def _close(self) -> None:
+        if self._pid != os.getpid():  # all of it is the parent's, locks that its threads held included
+            self._closed = True
+            return
         with self._engine.lock:
             if self._closed:
                 return
@@ -381,6 +396,12 @@ class Middle:
                 if self._stage_mr is not None:
                     self._stage_mr.close()
                 self._prepared.close()
+
+    def __del__(self) -> None:
+        # one whose constructor failed has freed itself
+        if not getattr(self, "_closed", True) and self._pid == os.getpid() and not sys.is_finalizing():
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+            here().submit(self._close)
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""

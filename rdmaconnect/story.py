@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
+import os
 import threading
-import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from .deadline import Deadline, wait_ready
+from .errors import StateError, VerbsError
 from .wakeup import Signal, lend_waker, return_waker
 from .workers import here
 
-__all__ = ["Call", "Story", "Wait", "arun", "run", "run_apart"]
+__all__ = ["Call", "Story", "Wait", "arun", "call_apart", "run", "run_apart"]
 
 T = TypeVar("T")
 
@@ -255,6 +257,12 @@ async def arun(story: Story[T]) -> T:
         return value
 
 
+async def call_apart(function: Callable[[], T]) -> T:
+    """Call what may block in a worker thread, and wait for it."""
+    result: T = await _in_worker(Call(function))
+    return result
+
+
 async def _in_worker(call: Call) -> Any:
     errand = _Errand(call)
     done = _woken_by(errand.future.add_done_callback)
@@ -298,59 +306,44 @@ def _seconds(deadline: Deadline | None, slice_ms: int | None = None) -> float | 
     return min(limits, default=None)
 
 
-#: each loop's watched descriptors: (descriptor, for writing) -> those who wait for it, since a loop keeps only one
-#: callback for each
-_Watched = dict[tuple[int, bool], "set[asyncio.Future[int]]"]
-_watched: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watched] = weakref.WeakKeyDictionary()
-
-
 async def _ready(request: Wait) -> set[int]:
     loop = asyncio.get_running_loop()
-    watched = _watched.setdefault(loop, {})
-    future: asyncio.Future[int] = loop.create_future()
-    keys = [(fd, False) for fd in request.fds] + [(fd, True) for fd in request.writable]
+    woken: asyncio.Future[int] = loop.create_future()
 
     def wake() -> None:
         with contextlib.suppress(RuntimeError):  # that loop is over
-            loop.call_soon_threadsafe(_wake, future)
+            loop.call_soon_threadsafe(_tell, woken, -1)
 
+    # descriptors of its own: several tasks can watch one, and none a number that was closed and given anew
+    watched: list[tuple[int, bool]] = []
     try:
         for signal, count in request.changes:
             if not signal.subscribe(wake, count):
                 return set()
-        for fd, writing in keys:
-            if (fd, writing) not in watched:
-                add = loop.add_writer if writing else loop.add_reader
-                add(fd, _tell, watched, (fd, writing))
-                watched[fd, writing] = set()
-            watched[fd, writing].add(future)
-        done, _ = await asyncio.wait([future], timeout=_seconds(request.deadline, request.slice_ms))
-        return {future.result()} - {-1} if done else set()
+        for fds, add in ((request.fds, loop.add_reader), (request.writable, loop.add_writer)):
+            for fd in fds:
+                watched.append((_copy_of(fd), fds is request.writable))
+                add(watched[-1][0], _tell, woken, fd)
+        done, _ = await asyncio.wait([woken], timeout=_seconds(request.deadline, request.slice_ms))
+        return {woken.result()} - {-1} if done else set()
     finally:
         for signal, _ in request.changes:
             signal.unsubscribe(wake)
-        _forget(loop, watched, keys, future)
+        for fd, writing in watched:
+            remove = loop.remove_writer if writing else loop.remove_reader
+            remove(fd)
+            os.close(fd)
 
 
-def _wake(future: asyncio.Future[int]) -> None:
+def _copy_of(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError as e:
+        if e.errno in (errno.EMFILE, errno.ENFILE):
+            raise VerbsError("dup", e.errno, "wait on an event loop") from None
+        raise StateError("wait: what was waited for is closed.") from None
+
+
+def _tell(future: asyncio.Future[int], fd: int) -> None:
     if not future.done():
-        future.set_result(-1)
-
-
-def _tell(watched: _Watched, key: tuple[int, bool]) -> None:
-    for future in watched.get(key, ()):
-        if not future.done():
-            future.set_result(key[0])
-
-
-def _forget(
-    loop: asyncio.AbstractEventLoop, watched: _Watched, keys: Iterable[tuple[int, bool]], future: asyncio.Future[int]
-) -> None:
-    for key in keys:
-        waiting = watched.get(key)
-        if waiting is not None:
-            waiting.discard(future)
-            if not waiting:
-                del watched[key]
-                remove = loop.remove_writer if key[1] else loop.remove_reader
-                remove(key[0])
+        future.set_result(fd)

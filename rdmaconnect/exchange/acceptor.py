@@ -41,6 +41,7 @@ class Acceptor:
 
     Attributes:
         url: the address bound, with the real port.
+        host: the IP address that it is bound to.
         connected: how many connections were taken.
 
     Raises:
@@ -54,9 +55,9 @@ class Acceptor:
         self._pid = os.getpid()
         self._welcome, self._max_frame, self._keys = welcome, max_frame, keys
         self._socket = listen(addresses(host_of(url), port_of(url), bind=True))
-        host, port = self._socket.getsockname()[:2]
+        self.host, port = self._socket.getsockname()[:2]
         named = url.removeprefix("tcp://").rpartition(":")[0]
-        anywhere = f"[{host}]" if self._socket.family == socket.AF_INET6 else host
+        anywhere = f"[{self.host}]" if self._socket.family == socket.AF_INET6 else self.host
         self.url = f"tcp://{anywhere if named in ('', '*') else named}:{port}"
         self._strangers: dict[Channel, float] = {}
         self._domain = ""

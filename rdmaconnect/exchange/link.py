@@ -120,7 +120,8 @@ class Link:
             dealer.set(zmq.RCVHWM, _QUEUE)
             dealer.set(zmq.SNDHWM, _QUEUE)
             dealer.set(zmq.HANDSHAKE_IVL, 10000)
-            dealer.set(zmq.RECONNECT_IVL, -1)
+            # with -1 ZeroMQ would drop frames that came just before the end; the link is closed long before this
+            dealer.set(zmq.RECONNECT_IVL, 600_000)
             if keys is not None:
                 dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
                 if listens:

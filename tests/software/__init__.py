@@ -8,12 +8,29 @@
         assert software.left() == {}
 
 See :class:`Software` for what it counts and for hooks on verbs, :class:`Network` for what can be lost, cut or
-unreachable, :class:`Device` and :class:`Port` for what can be set of a device.
+unreachable, :class:`Device` and :class:`Port` for what can be set of a device, :func:`connected` and
+:func:`joined` for ends to start from, and :class:`after_verbs` for tests of Ctrl-C.
 """
 
 from .device import Device, Port
+from .ends import End, connected, end_on, joined
 from .hooks import Call, Hook
+from .interrupts import after_verbs
 from .network import Message, Network, Trouble
 from .world import Software
 
-__all__ = ["Call", "Device", "Hook", "Message", "Network", "Port", "Software", "Trouble"]
+__all__ = [
+    "Call",
+    "Device",
+    "End",
+    "Hook",
+    "Message",
+    "Network",
+    "Port",
+    "Software",
+    "Trouble",
+    "after_verbs",
+    "connected",
+    "end_on",
+    "joined",
+]

@@ -17,7 +17,7 @@ from typing import Any
 from rdmaconnect import abi, verbs
 
 from . import completion, events, extended, memory, queuepair_verbs  # noqa: F401  they bring their verbs
-from .arena import ALIVE, Object, Refused, new_world
+from .arena import ALIVE, ARENA, WORLDS, Object, Refused, new_world
 from .calls import Library, current, set_current
 from .device import Context, Device, Listed
 from .hooks import Hook
@@ -207,3 +207,12 @@ class Software:
             tell(f"descriptor {fd} was read, written to or closed after it was given back")
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def _after_fork() -> None:
+    ARENA.renew()
+    for world in WORLDS.values():
+        world.network.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
