@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol
 
 from ..errors import AuthenticationError, PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
+from ..fork import in_child
 from . import link, service
 from .curve import Keys
 from .link import Link
@@ -450,4 +451,4 @@ def _forget() -> None:
     _waiting.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+in_child(_forget)

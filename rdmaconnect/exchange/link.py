@@ -18,6 +18,7 @@ import threading
 import zmq
 
 from ..errors import VerbsError
+from ..fork import in_child
 from .curve import Keys
 
 __all__ = ["Link", "close_context", "context"]
@@ -61,7 +62,7 @@ def _forget() -> None:
 
 
 _inherited: list[object] = []
-os.register_at_fork(after_in_child=_forget)
+in_child(_forget)
 
 
 def check_descriptors(count: int, what: str) -> None:
