@@ -22,7 +22,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from rdmaconnect.exchange import curve
-from rdmaconnect.exchange.curve import SECRET_VARIABLE, Keys, claim, is_claim, keygen, keys_for, new_token
+from rdmaconnect.exchange.curve import SECRET_VARIABLE, Keys, keygen, keys_for
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import AuthenticationError
 from rdmaconnect.oob import Channel, Line, Service
@@ -580,18 +580,6 @@ def test_any_thread_may_ask_while_keys_come_and_go(folder: Connectors) -> None:
 
 # ---- a token for each connection
 
-
-def test_a_claim_holds_for_its_token_its_new_connection_and_its_key_only() -> None:
-    token, new, key = new_token(), bytes(16), connector(secret=SECRET).public
-    made = claim(token, new, key)
-    assert (len(token), len(made)) == (16, 16)
-    assert is_claim(made, token, new, key)
-    others = [(new_token(), new, key), (token, bytes(15) + b"x", key), (token, new, STRANGER), (token, new, b"")]
-    assert [other for other in others if is_claim(made, *other)] == []
-    assert len({made, *(claim(*other) for other in others), token}) == 6
-    for odd in (None, b"", made[:15], made + b"x", bytes(16), made.hex(), 5):
-        assert is_claim(odd, token, new, key) is False  # type: ignore[arg-type]
-    assert len({new_token() for _ in range(1000)}) == 1000
 
 
 def test_a_claim_never_changes() -> None:

@@ -3,13 +3,6 @@
 With key files each side has a pair of its own; the listener knows the connectors' public keys, the
 connector the listener's. With one secret both sides derive the two pairs from it with scrypt (RFC 7914).
 Nothing here is ever printed.
-
-A connection is bound to its peer by a token. The connector makes one for each connection (:func:`new_token`) and
-tells it to the listener inside the exchange, and nowhere else: it is not on the path of the RDMA data, where the
-probe carries the connection's id in clear. Who wants another connection in the place of that one shows with
-:func:`claim` that it has the token, without saying it: the claim is good for one new id only, so that an old
-message cannot be used again. The public key by which ZeroMQ let the peer in (the User-Id of RFC 27) is part of it:
-with key files a token is of no use to the owner of another key.
 """
 
 from __future__ import annotations
@@ -19,7 +12,6 @@ import hmac
 import logging
 import os
 import re
-import secrets
 import stat
 import struct
 import threading
@@ -31,7 +23,7 @@ from functools import lru_cache
 import zmq
 from zmq.utils import z85
 
-__all__ = ["Keys", "claim", "is_claim", "keygen", "keys_for", "new_token"]
+__all__ = ["Keys", "keygen", "keys_for"]
 
 log = logging.getLogger("rdmaconnect")
 
@@ -190,38 +182,6 @@ def _same(one: bytes | None, other: bytes) -> bool:
 
 
 # ---- a token for each connection
-
-
-def new_token() -> bytes:
-    """What the owner of one connection knows and nobody else: 16 random bytes."""
-    return secrets.token_bytes(16)
-
-
-def claim(token: bytes, connection: bytes, public: bytes = b"") -> bytes:
-    """What shows that the sender has a token: the claim to put a new connection in the place of the token's.
-
-    Args:
-        token: of the connection that is to be replaced.
-        connection: the id of the new one.
-        public: the connector's public key; empty if the exchange is not protected.
-
-    Returns:
-        16 bytes, of which the token cannot be told.
-    """
-    return hmac.digest(token, b"rdmaconnect 1 in place of" + connection + public, "sha256")[:16]
-
-
-def is_claim(given: bytes | None, token: bytes, connection: bytes, public: bytes = b"") -> bool:
-    """Whether what a peer gave is the :func:`claim` of these; it never raises.
-
-    Args:
-        given: what the peer gave, None for nothing.
-        token, connection, public: as for :func:`claim`; ``public`` is the key that ZeroMQ let in.
-    """
-    return _same(given, claim(token, connection, public))
-
-
-# ---- key files
 
 
 def _own(path: str) -> tuple[bytes, bytes]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import VerbsError
-from .url import Address
 from .tcp import set_options
+from .url import Address
 
 __all__ = ["Dial"]
 
