@@ -15,7 +15,7 @@ import rdmaconnect
 from rdmaconnect.abi import Mtu, QpType, ibv_qp_attr
 from rdmaconnect.address import AddressHandle, UdAddress
 from rdmaconnect.attributes import QpAttr
-from rdmaconnect.curve import keys_for
+from rdmaconnect.exchange.curve import keys_for
 from rdmaconnect.endpoint import Options
 from rdmaconnect.messages import Hello, Reply
 from rdmaconnect.path import Wish, agree, make_path
