@@ -36,7 +36,7 @@ def test_use_after_free_is_noticed_and_harmless(software: Software) -> None:
         verbs.ibv_destroy_qp(qp)
     assert qp.contents.qp_num == 0x6B6B6B6B
     assert software.calls["ibv_destroy_qp"] == 1
-    assert "test_software_faults.py" in software.errors[0]
+    assert "test_software_misuse.py" in software.errors[0]
 
 
 def test_a_stale_pointer_answers_to_its_own_device(software: Software) -> None:
