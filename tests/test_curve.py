@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 import zmq
+from rdmaconnect.curve import SECRET_VARIABLE, Keys, keygen, keys_for
+from rdmaconnect.oob import Channel, Line, Service
 from zmq.utils import z85
 
-from rdmaconnect.curve import SECRET_VARIABLE, Keys, keygen, keys_for
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import AuthenticationError
-from rdmaconnect.oob import Channel, Line, Service
 
 T = TypeVar("T")
 MAX = 1000

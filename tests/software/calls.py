@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import inspect
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ def _raw(kind: Any) -> Any:
 
 def _failure(fails: Fails, number: int) -> int | None:
     if fails is Fails.NULL_ERRNO:
+        _left.errno = number
         ctypes.set_errno(number)
         return None
     if fails is Fails.ERRNO_RETURNED:
@@ -109,6 +111,7 @@ def _failure(fails: Fails, number: int) -> int | None:
     if fails is Fails.MINUS_ERRNO:
         return -number
     if fails is Fails.MINUS_ONE:
+        _left.errno = number
         ctypes.set_errno(number)
         return -1
     return 0
@@ -246,4 +249,30 @@ class Library:
         prototype = abi.PROTOTYPES.get(name)
         if prototype is None or name in self.missing:
             raise AttributeError(f"undefined symbol: {name}")
-        return ctypes.CFUNCTYPE(prototype.restype, *prototype.argtypes, use_errno=True)(_exported(name))
+        kind = ctypes.CFUNCTYPE(prototype.restype, *prototype.argtypes, use_errno=True)
+        return _Exported(kind(_exported(name)), prototype.restype, prototype.argtypes)
+
+
+class _Exported:
+    """A function of the library, as ctypes gives one: called, it leaves the verb's errno to its caller.
+
+    A callback's own errno is lost where another thread gets the interpreter before its caller does.
+    """
+
+    def __init__(self, function: Any, restype: Any, argtypes: Any) -> None:
+        self._function, self.restype, self.argtypes = function, restype, argtypes
+
+    def __call__(self, *args: Any) -> Any:
+        _left.errno = 0
+        result = self._function(*args)
+        if _left.errno:
+            ctypes.set_errno(_left.errno)
+        return result
+
+
+class _Left(threading.local):
+    errno = 0
+
+
+#: this thread's errno of the last verb that failed
+_left = _Left()
