@@ -85,7 +85,7 @@ class Software:
         if current() is self:
             set_current(None)
             verbs.use(None)
-        self.network.clock.close()
+        self.network.close()
 
     def __enter__(self) -> Software:
         return self.install()
