@@ -15,7 +15,7 @@ from software import Call, Network, Software, after_verbs, connected, joined
 
 import rdmaconnect
 from rdmaconnect import verbs
-from rdmaconnect.abi import QpState
+from rdmaconnect.abi import QpState, QpType
 from rdmaconnect.completion import CQ
 from rdmaconnect.device import open_device
 from rdmaconnect.errors import RdmaConnectError, VerbsError
@@ -102,6 +102,12 @@ def test_what_a_hook_is_for(software: Software) -> None:
     assert software.calls["ibv_modify_qp"] == 6
     with pytest.raises(ValueError, match="ibv_modify is no verb"):
         software.on("ibv_modify")
+
+
+def test_address_handles_have_a_path_too(software: Software) -> None:
+    software.on("ibv_create_ah", dgid="127.0.0.1", fail=errno.EHOSTUNREACH)
+    with joined(QpType.UD) as (here, there), pytest.raises(VerbsError, match="EHOSTUNREACH"):
+        here.address_of(there)
 
 
 def test_a_hook_for_one_thread(software: Software) -> None:

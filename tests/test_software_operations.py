@@ -177,3 +177,17 @@ def test_batches_and_iterators(software: Software) -> None:
             with pytest.raises(LibraryError, match="EOPNOTSUPP"):
                 verbs.ibv_wc_read_src_qp(cq._ex)
             sender.wait(2)
+
+
+def test_a_region_that_was_deregistered_opens_nothing(software: Software) -> None:
+    with joined() as (here, there):
+        region = there.mr.region.slice(0, 2)
+        sge = here.mr.sge(0, 2)
+        there.mr.close()
+        here.qp.post_send(SendRequest().rdma_write(1, region, sge=sge))
+        here.wait(1, WcStatus.REM_ACCESS_ERR)
+    with joined() as (here, _):
+        sge = here.mr.sge(0, 2)
+        here.mr.close()
+        here.qp.post_send(SendRequest().send(1, sge=sge))
+        here.wait(1, WcStatus.LOC_PROT_ERR)
