@@ -30,6 +30,7 @@ from .prepare import Prepared
 from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
+from .verbs import library
 from .ways import Ways
 from .wire import MAX_MS
 
@@ -90,6 +91,7 @@ def connect(
     terms = make_terms(
         qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
     )
+    library()  # better now than when the listener has answered
     story = connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via)
     made = run_apart(story, close_all)
     return made if count is not None else made[0]

@@ -7,13 +7,13 @@ collects is not the order in which the kernel lets go.
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
 from types import TracebackType
 from typing import Any, TypeVar
 
 from .errors import StateError
+from .fork import in_child
 
 __all__ = ["Owned"]
 
@@ -28,8 +28,7 @@ def _count_fork() -> None:
     _generation += 1
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork, and the pure parts are of use there too
-    os.register_at_fork(after_in_child=_count_fork)
+in_child(_count_fork)
 
 
 class Owned:

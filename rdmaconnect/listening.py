@@ -183,7 +183,7 @@ class ListenerCore(Generic[M]):
             channel.send(encode(Reject(hello.id, "accept", 0, f"busy: {words}", (), again_ms)))
             self._acceptor.expect(channel)
             return
-        channel.max_frame = SMALL_FRAME
+        channel.lower(SMALL_FRAME)
         connector.conversation = conversation
         conversation.on_change = incoming.wake
         conversation.hear(hello)

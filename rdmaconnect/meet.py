@@ -29,6 +29,7 @@ from .prepare import Prepared
 from .story import Call, Story, Wait, arun, call_apart, run_apart
 from .terms import Terms, make_terms
 from .trace import Trace
+from .verbs import library
 from .wakeup import Signal
 from .wire import MAX_FRAME, decode
 from .workers import here
@@ -70,6 +71,7 @@ def meet(
         RdmaConnectError, ValueError, TypeError: as ``connect`` and ``listen``.
     """
     terms = _terms(qp_type, options, regions, private_data, secret)
+    library()
     return run_apart(_story(Connection, local, peer, *terms, deadline_s), Connection._close)
 
 

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from .fork import in_child
+
 __all__ = ["Signal", "Waker", "lend_waker", "return_waker"]
 
 
@@ -110,4 +112,4 @@ def return_waker(waker: Waker) -> None:
 
 
 # a child's wakers would wake its parent
-os.register_at_fork(after_in_child=_spare.clear)
+in_child(_spare.clear)

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from .fork import in_child
+
 __all__ = ["Workers", "here"]
 
 T = TypeVar("T")
@@ -131,4 +133,4 @@ def _forget() -> None:
     _workers.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+in_child(_forget)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable
@@ -63,6 +62,8 @@ class Acceptor:
         self._domain = ""
         self._closed = False
         self.connected = 0
+        import resource  # Windows has none, and no RDMA either
+
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = STRANGERS_MAX if most == resource.RLIM_INFINITY else max(16, min(STRANGERS_MAX, most // 4))
         try:

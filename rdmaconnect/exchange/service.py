@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from ..fork import in_child
 
 __all__ = ["at_end", "do", "loop", "soon"]
 
@@ -124,4 +125,4 @@ def _forget() -> None:
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+in_child(_forget)

@@ -37,7 +37,7 @@ def listen(addresses: Sequence[Address], backlog: int = 4096) -> socket.socket:
     ``::`` takes IPv4 as well.
 
     Args:
-        addresses: where to, at least one (``rdmaconnect.url.addresses``).
+        addresses: where to, at least one (``rdmaconnect.exchange.url.addresses``).
         backlog: connections that may wait to be accepted; the kernel keeps ``net.core.somaxconn`` at most.
 
     Returns:

@@ -6,13 +6,13 @@ Source: RFC 27 (ZAP).
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Callable
 
 import zmq
 from zmq.utils import z85
 
+from ..fork import in_child
 from . import link, service
 
 __all__ = ["admit", "forget"]
@@ -84,4 +84,4 @@ def _forget() -> None:
     _listeners.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+in_child(_forget)

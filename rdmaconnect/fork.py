@@ -1,0 +1,14 @@
+"""What a child of ``fork`` begins anew. Windows has no fork, and the pure parts are of use there too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+__all__ = ["in_child"]
+
+
+def in_child(function: Callable[[], object]) -> None:
+    """Have ``function`` called in each child, before anything else of this library is used there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
