@@ -16,7 +16,7 @@ from ..fork import in_child
 from . import link, service
 from .curve import Keys
 from .link import Link
-from .relay import Pump, shut
+from .relay import Pump, drain_and_close
 from .zmtp import Fault, Filter, ZmtpError
 
 __all__ = ["SILENT_S", "SMALL_FRAME", "TICK_S", "Channel", "Receiver", "open_channels"]
@@ -351,7 +351,10 @@ class Channel:
             if pump is not None:
                 pump.stop()
         self._leave_link(0)
-        shut(self._tcp, self._local)
+        self._tcp.close()
+        local, self._local = self._local, None
+        if local is not None:
+            drain_and_close(self._loop, local)
         self._unsent.clear()
 
     def _leave_link(self, linger_ms: int) -> None:
