@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import sys
 import threading
 import warnings
@@ -32,6 +31,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .errors import RdmaConnectError, StateError, VerbsError
+from .fork import in_child
 
 __all__ = ["Owned", "exclusive", "holding"]
 
@@ -54,8 +54,7 @@ def _forked() -> None:
     _here.clear()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork, and the pure parts are of use there too
-    os.register_at_fork(after_in_child=_forked)
+in_child(_forked)
 
 
 def exclusive(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forgetting import collect_together, forget
 from software import Software
 
 import rdmaconnect
-from rdmaconnect import buffers, handle
+from rdmaconnect import handle
 from rdmaconnect.abi import AccessFlags, ReregMrError
 from rdmaconnect.device import open_device
 from rdmaconnect.errors import LibraryError, VerbsError
@@ -90,75 +91,74 @@ def mapped(address: int) -> bool:
     return LIBC.msync(ctypes.c_void_p(address), ctypes.c_size_t(1), 1) == 0
 
 
-@pytest.mark.parametrize("cycle", ["", "region", "owner"])
-def test_a_forgotten_region_is_deregistered_before_its_memory_is_freed(pd: PD, software: Software, cycle: str) -> None:
-    class Owner(bytearray):
-        """Of memory, and of the region on it."""
+class Owner(bytearray):
+    """Of memory, and of the region on it."""
 
-    memory = mmap.mmap(-1, mmap.PAGESIZE)
-    mr = MR(pd, memory)
-    addr, still_there = mr.addr, list[bool]()
+    regions: tuple[MR, MR]
+
+
+def circle(pd: PD, mr: MR, kind: str) -> MR:
+    """A region that the collector alone can find."""
+    if kind == "region":
+        mr.itself = mr  # type: ignore[attr-defined]
+    elif kind == "owner":
+        owner = Owner(8)
+        owner.regions, mr.owner = (mr, MR(pd, owner)), owner  # type: ignore[attr-defined]
+    return mr
+
+
+@pytest.mark.parametrize("kind", ["", "region", "owner"])
+def test_a_forgotten_region_is_deregistered_before_its_memory_is_freed(pd: PD, software: Software, kind: str) -> None:
+    forgotten = [circle(pd, MR(pd, mmap.mmap(-1, mmap.PAGESIZE)), kind)]
+    addr, still_there = forgotten[0].addr, list[bool]()
     of_it = {"where": lambda call: call["mr"].addr == addr}
     software.on("ibv_dereg_mr", before=lambda call: still_there.append(mapped(addr)), **of_it)
-    if cycle == "region":
-        mr.myself = mr  # type: ignore[attr-defined]
-    elif cycle == "owner":
-        holder = Owner(8)
-        holder.mr, holder.second, mr.holder = mr, MR(pd, holder), holder  # type: ignore[attr-defined]
-        del holder
-    with pytest.warns(ResourceWarning, match="MR of .* bytes was never closed"):
-        del mr, memory
-        gc.collect()
+    with pytest.warns(ResourceWarning, match=r"MR of .* bytes was never closed"):
+        forget(forgotten)
     assert still_there == [True]
     assert not mapped(addr)
     assert software.alive["mr"] == 0
 
 
 def test_what_the_collector_takes_together_is_freed_in_order(software: Software) -> None:
-    context = open_device("soft0")
-    domain = PD(context)
-    regions = [MR(domain, bytearray(64)) for _ in range(3)]
-    circle: list[Any] = [context, domain, *regions]
-    circle.append(circle)
-    verbs_called: list[str] = []
+    def opened() -> list[Any]:
+        context = open_device("soft0")
+        domain = PD(context)
+        return [context, domain, *(MR(domain, bytearray(64)) for _ in range(3))]
+
+    called: list[str] = []
     for verb in ("ibv_dereg_mr", "ibv_dealloc_pd", "ibv_close_device"):
-        software.on(verb, after=lambda call: verbs_called.append(call.verb))
+        software.on(verb, after=lambda call: called.append(call.verb))
     with pytest.warns(ResourceWarning, match="was never closed"):
-        del context, domain, regions, circle
-        gc.collect()
-    assert verbs_called == ["ibv_dereg_mr"] * 3 + ["ibv_dealloc_pd", "ibv_close_device"]
+        collect_together(opened())
+    assert called == ["ibv_dereg_mr"] * 3 + ["ibv_dealloc_pd", "ibv_close_device"]
     assert software.left() == {}
 
 
-def test_memory_given_by_dlpack_is_given_back_after_the_deregistration(pd: PD, software: Software) -> None:
+def test_memory_that_a_protocol_gives_back_is_given_back_after_the_deregistration(pd: PD, software: Software) -> None:
     happened: list[str] = []
-    held = buffers.hold(np.arange(8))
-    give_back = held._release
-    held._release = lambda: (happened.append("given back"), give_back and give_back())
+
+    def registered() -> MR:
+        mr = circle(pd, MR(pd, np.arange(8)), "region")
+        (held,) = mr._held
+        held._release = lambda: happened.append("given back")
+        return mr
+
     software.on("ibv_dereg_mr", after=lambda call: happened.append("deregistered"))
-
-    def register() -> None:
-        mr = MR(pd, np.arange(8))
-        mr._held, held.pinned = [held], True
-        mr.myself = mr  # type: ignore[attr-defined]
-
-    register()
-    del held
     with pytest.warns(ResourceWarning, match="never closed"):
-        gc.collect()
+        forget([registered()])
     assert happened == ["deregistered", "given back"]
 
 
 def test_a_forgotten_region_that_cannot_be_deregistered_keeps_its_memory_for_good(pd: PD, software: Software) -> None:
-    memory = mmap.mmap(-1, mmap.PAGESIZE)
-    mr = MR(pd, memory)
-    addr = mr.addr
+    forgotten = [MR(pd, mmap.mmap(-1, mmap.PAGESIZE))]
+    addr = forgotten[0].addr
     with software.on("ibv_dereg_mr", fail=errno.EBUSY), pytest.warns(ResourceWarning) as warned:
-        del mr, memory
-        gc.collect()
+        forget(forgotten)
     first, second = (str(w.message) for w in warned)
     assert first == "MR of 4096 bytes was never closed"
     assert second.startswith("forgotten, and kept for good: close MR of 4096 bytes: ibv_dereg_mr: EBUSY")
+    del warned
     gc.collect()
     assert mapped(addr)
     handle._kept.pop().close()
@@ -212,7 +212,7 @@ def test_a_region_registered_anew_holds_the_new_memory_and_lets_the_old_go(pd: P
 def test_read_only_memory_stays_read_only_when_the_access_is_changed(pd: PD, software: Software) -> None:
     with MR(pd, b"read-only") as mr:
         for access in (LOCAL_WRITE, LOCAL_WRITE | AccessFlags.REMOTE_WRITE):
-            with pytest.raises(ValueError, match="register a read-only bytes for .*: give a writable one"):
+            with pytest.raises(ValueError, match=r"register a read-only bytes for .*: give a writable one"):
                 mr.reregister(access=access)
         mr.reregister(access=AccessFlags(0))
         assert mr.access == AccessFlags(0)
