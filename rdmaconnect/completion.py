@@ -52,7 +52,8 @@ class CompChannel(Waitable["list[CQ]"]):
         """
         found: dict[int, CQ] = {}
         with self._lock:
-            while pointer := verbs.ibv_get_cq_event(self.pointer):
+            while event := verbs.ibv_get_cq_event(self.pointer):
+                pointer, _ = event
                 address = ctypes.addressof(pointer.contents)
                 cq = self._cqs.get(address)
                 if cq is not None:
