@@ -31,13 +31,31 @@ from .errors import LibraryError, VerbsError, hint_for
 _SONAME = "libibverbs.so.1"
 
 
+_stand_in: Any = None
+
+
+def use(stand_in: Any) -> None:
+    """Let something stand in for libibverbs, for tests: nothing is loaded then.
+
+    Args:
+        stand_in: ``stand_in[name]`` is the ctypes function of an exported symbol, or raises AttributeError for
+            one that it lacks, as with ``ctypes.CDLL``; None for libibverbs itself.
+    """
+    global _stand_in
+    _stand_in = stand_in
+    library.cache_clear()
+    _symbol.cache_clear()
+
+
 @lru_cache(maxsize=1)
-def library() -> ctypes.CDLL:
-    """libibverbs, loaded once.
+def library() -> Any:
+    """libibverbs as ``ctypes.CDLL``, loaded once; or what :func:`use` was given.
 
     Raises:
         LibraryError: it cannot be loaded, or this Python is not a 64-bit one.
     """
+    if _stand_in is not None:
+        return _stand_in
     name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
     if sys.maxsize < 1 << 32:
         # abi has the structs of 64-bit Linux: in another libibverbs each field would be read in a wrong place
@@ -105,7 +123,7 @@ def unexplained(name: str, result: Any, left: int = 0) -> str:
 
 
 @cache
-def _symbol(name: str) -> Callable[..., Any]:
+def _symbol(name: str) -> Any:
     """An exported function with its prototype set."""
     prototype = abi.PROTOTYPES[name]
     try:
@@ -421,7 +439,7 @@ def ibv_query_port(context: Any, port_num: int) -> abi.ibv_port_attr:
         _call_op("ibv_query_port", context, context, port_num, byref(attr), sizeof(attr))
     except LibraryError:
         # the exported symbol fills a shorter, older struct with the same head
-        _call("ibv_query_port", context, port_num, ctypes.cast(byref(attr), _symbol("ibv_query_port").argtypes[2]))  # type: ignore[attr-defined]
+        _call("ibv_query_port", context, port_num, ctypes.cast(byref(attr), _symbol("ibv_query_port").argtypes[2]))
     return attr
 
 

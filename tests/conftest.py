@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+
+import pytest
+from software import Software
+
+from rdmaconnect import device
 
 # tests/rdma needs two rxe devices; `docker/lab test` sets this variable where they are.
 ON_DEVICES = bool(os.environ.get("RDMACONNECT_LAB"))
@@ -13,3 +20,19 @@ if not ON_DEVICES:  # under emulation the import alone takes 20 s, and nothing t
 
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
+
+
+@pytest.fixture
+def software() -> Iterator[Software]:
+    """A device in software in place of libibverbs, ``soft0`` on 127.0.0.1; at the end nothing of it may be left.
+
+    ``software.leaves`` and ``software.expects`` say what a test does on purpose.
+    """
+    with Software() as made:
+        yield made
+        problems = made.problems()
+        for context in list(device._opened.values()):  # what is left is not for the next test
+            with contextlib.suppress(Exception):
+                context._uses = 1
+                context.close()
+    assert problems == []
