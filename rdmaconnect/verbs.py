@@ -339,6 +339,25 @@ def ibv_close_device(context: Any) -> None:
     _call("ibv_close_device", context)
 
 
+def ibv_import_device(cmd_fd: int) -> Any:
+    """A context on the command descriptor of another one, which may be another process's.
+
+    Both see the same kernel objects: :func:`ibv_import_pd`, :func:`ibv_import_mr` and :func:`ibv_import_dm` make
+    them usable here by their handles.
+
+    Args:
+        cmd_fd: a duplicate of the other context's ``cmd_fd`` (``dup``, or sent over a UNIX socket with
+            SCM_RIGHTS). It is the context's from then on: ``ibv_close_device`` closes it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot (only mlx5 can, up to rdma-core 65), or a libibverbs
+            before rdma-core 31.
+
+    Source: ibv_import_device(3), ``ibv_import_device``.
+    """
+    return _call("ibv_import_device", cmd_fd, doing="import a device")
+
+
 def ibv_query_device(context: Any) -> abi.ibv_device_attr:
     """The device's limits; the real ones may be lower, as resources are shared.
 
@@ -559,6 +578,87 @@ def ibv_fork_init() -> None:
     _call("ibv_fork_init", doing="prepare for fork")
 
 
+def ibv_is_fork_initialized() -> abi.ForkStatus:
+    """Whether registered memory is safe across fork(2).
+
+    Returns:
+        ENABLED after ``ibv_fork_init``; UNNEEDED where the kernel copies such memory at a fork, whether
+        ``ibv_fork_init`` was called or not; else DISABLED.
+
+    Raises:
+        LibraryError: a libibverbs before rdma-core 35.
+
+    Source: ibv_is_fork_initialized(3), ``ibv_is_fork_initialized``.
+    """
+    return abi.ForkStatus(_call("ibv_is_fork_initialized"))
+
+
+# ---- words, and rates as numbers
+
+
+def _words(name: str, value: int) -> str:
+    words: bytes = _call(name, value)
+    return words.decode()
+
+
+def ibv_node_type_str(node_type: int) -> str:
+    """A ``NodeType`` in words, for example ``InfiniBand channel adapter``. Source: ``ibv_node_type_str``."""
+    return _words("ibv_node_type_str", node_type)
+
+
+def ibv_port_state_str(port_state: int) -> str:
+    """A ``PortState`` in words, for example ``active``. Source: ``ibv_port_state_str``."""
+    return _words("ibv_port_state_str", port_state)
+
+
+def ibv_wc_status_str(status: int) -> str:
+    """A ``WcStatus`` in words, for example ``success``; ``unknown`` for one that the library does not know.
+
+    Source: ``ibv_wc_status_str``.
+    """
+    return _words("ibv_wc_status_str", status)
+
+
+def ibv_event_type_str(event_type: int) -> str:
+    """An ``EventType`` in words, for example ``port active``; ``unknown`` for one that the library does not know.
+
+    Source: ibv_event_type_str(3), ``ibv_event_type_str``.
+    """
+    return _words("ibv_event_type_str", event_type)
+
+
+def ibv_rate_to_mult(rate: int) -> int:
+    """A ``Rate`` as a multiple of 2.5 Gbit/s: 2 for RATE_5_GBPS; -1 for one that is none, RATE_14_GBPS for example.
+
+    Source: ibv_rate_to_mult(3), ``ibv_rate_to_mult``.
+    """
+    return int(_call("ibv_rate_to_mult", rate))
+
+
+def mult_to_ibv_rate(mult: int) -> abi.Rate:
+    """The ``Rate`` of a multiple of 2.5 Gbit/s; RATE_MAX, no limit, for one that there is no rate for.
+
+    Source: ibv_rate_to_mult(3), ``mult_to_ibv_rate``.
+    """
+    return abi.Rate(_call("mult_to_ibv_rate", mult))
+
+
+def ibv_rate_to_mbps(rate: int) -> int:
+    """A ``Rate`` in Mbit/s: 5000 for RATE_5_GBPS; -1 for one that the library does not know.
+
+    Source: ibv_rate_to_mbps(3), ``ibv_rate_to_mbps``.
+    """
+    return int(_call("ibv_rate_to_mbps", rate))
+
+
+def mbps_to_ibv_rate(mbps: int) -> abi.Rate:
+    """The ``Rate`` of so many Mbit/s; RATE_MAX, no limit, for a number that there is no rate for.
+
+    Source: ibv_rate_to_mbps(3), ``mbps_to_ibv_rate``.
+    """
+    return abi.Rate(_call("mbps_to_ibv_rate", mbps))
+
+
 # ---- protection domains and memory
 
 
@@ -576,6 +676,77 @@ def ibv_dealloc_pd(pd: Any) -> None:
     Source: ibv_alloc_pd(3), ``ibv_dealloc_pd``.
     """
     _call("ibv_dealloc_pd", pd, doing="free a protection domain")
+
+
+def ibv_import_pd(context: Any, pd_handle: int) -> Any:
+    """A protection domain that another context of the same command descriptor has made.
+
+    Args:
+        context: pointer to the ``struct ibv_context`` of :func:`ibv_import_device`, or to the one that it was
+            imported from.
+        pd_handle: ``handle`` of the ``struct ibv_pd`` there.
+
+    Returns:
+        Pointer to ``struct ibv_pd``. ``ibv_dealloc_pd`` ends the domain for all, :func:`ibv_unimport_pd` only
+        this use of it; who does which is for the users to agree on.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 31.
+
+    Source: ibv_import_pd(3), ``ibv_import_pd``.
+    """
+    return _call("ibv_import_pd", context, pd_handle, doing=f"import protection domain {pd_handle}")
+
+
+def ibv_unimport_pd(pd: Any) -> None:
+    """Give an imported protection domain back; the domain itself stays.
+
+    Source: ibv_import_pd(3), ``ibv_unimport_pd``.
+    """
+    _call("ibv_unimport_pd", pd)
+
+
+def ibv_alloc_td(context: Any) -> Any:
+    """A thread domain: the promise that one thread at a time uses what is made in it, so that nothing is locked.
+
+    It counts through a parent domain. The attr struct is reserved and passed empty.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5, efa and hns do.
+
+    Source: ibv_alloc_td(3), ``ibv_alloc_td``.
+    """
+    attr = abi.ibv_td_init_attr()
+    return _call_op("ibv_alloc_td", context, context, byref(attr), doing="allocate a thread domain")
+
+
+def ibv_dealloc_td(td: Any) -> None:
+    """Free a thread domain; EBUSY while a parent domain has it.
+
+    Source: ibv_alloc_td(3), ``ibv_dealloc_td``.
+    """
+    _call_op("ibv_dealloc_td", td.contents.context, td, doing="free a thread domain")
+
+
+def ibv_alloc_parent_domain(context: Any, attr: abi.ibv_parent_domain_init_attr) -> Any:
+    """A protection domain that also says how what is made in it is locked and where its memory comes from.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``pd``, the protection domain that it stands for; ``td``, a thread domain, or NULL; with ALLOCATORS in
+            ``comp_mask`` (``ParentDomainInitAttrMask``) ``alloc`` and ``free``, called with ``pd_context``
+            (PD_CONTEXT) for the memory of queues. ``alloc`` answers with zeroed memory that a fork does not copy,
+            NULL for an error, or -1 for the provider's own way. Both must live as long as the domain.
+
+    Returns:
+        Pointer to ``struct ibv_pd``, good for every verb that takes one; ``ibv_dealloc_pd`` frees it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5, efa, hns and mana do.
+
+    Source: ibv_alloc_parent_domain(3), ``ibv_alloc_parent_domain``.
+    """
+    return _call_op("ibv_alloc_parent_domain", context, context, byref(attr), doing="allocate a parent domain")
 
 
 def ibv_reg_mr(pd: Any, addr: int, length: int, access: int) -> Any:
@@ -701,6 +872,161 @@ def ibv_dereg_mr(mr: Any) -> None:
     Source: ibv_reg_mr(3), ``ibv_dereg_mr``.
     """
     _call("ibv_dereg_mr", mr, doing="unregister memory")
+
+
+def ibv_reg_mr_ex(pd: Any, attr: abi.ibv_mr_init_attr) -> Any:
+    """Register memory of any kind: plain, behind a dma-buf descriptor, or with a DMA handle.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        attr: ``length`` in bytes and ``access`` (``AccessFlags``), and as ``comp_mask`` (``MrInitAttrMask``) says
+            ``addr``; ``fd`` and ``fd_offset`` of a dma-buf; ``iova``, which a dma-buf needs; ``dmah``; ``buf``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot (only mlx5 can, up to rdma-core 65), or a libibverbs
+            before rdma-core 59.
+
+    Source: ibv_reg_mr_ex(3), ``ibv_reg_mr_ex``.
+    """
+    return _call("ibv_reg_mr_ex", pd, byref(attr), doing=f"register {attr.length} bytes of memory")
+
+
+def ibv_alloc_null_mr(pd: Any) -> Any:
+    """A region without memory: what is written to it is dropped, what is read is 0, and PCI is not used.
+
+    Returns:
+        Pointer to ``struct ibv_mr``. Only its ``lkey`` counts, for pieces of a message that nobody needs or that
+        are to be 0, at any address. ``ibv_dereg_mr`` ends it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 does.
+
+    Source: ibv_alloc_null_mr(3), ``ibv_alloc_null_mr``.
+    """
+    return _call_op("ibv_alloc_null_mr", pd.contents.context, pd, doing="allocate a null memory region")
+
+
+def ibv_import_mr(pd: Any, mr_handle: int) -> Any:
+    """A region that another context of the same command descriptor has registered.
+
+    Args:
+        pd: pointer to a ``struct ibv_pd`` of that command descriptor.
+        mr_handle: ``handle`` of the ``struct ibv_mr`` there.
+
+    Returns:
+        Pointer to ``struct ibv_mr``; its ``addr`` is NULL. ``ibv_dereg_mr`` ends the region for all,
+        :func:`ibv_unimport_mr` only this use of it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 31.
+
+    Source: ibv_import_mr(3), ``ibv_import_mr``.
+    """
+    return _call("ibv_import_mr", pd, mr_handle, doing=f"import memory region {mr_handle}")
+
+
+def ibv_unimport_mr(mr: Any) -> None:
+    """Give an imported region back; the region itself stays. Source: ibv_import_mr(3), ``ibv_unimport_mr``."""
+    _call("ibv_unimport_mr", mr)
+
+
+# ---- memory on the device
+
+
+def ibv_alloc_dm(context: Any, attr: abi.ibv_alloc_dm_attr) -> Any:
+    """Memory on the device itself, which no PCI transfer is needed for.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``length`` in bytes, up to ``max_dm_size`` in all; ``log_align_req``, for a start that is a multiple of
+            2 to that, as atomics need it; ``comp_mask`` 0.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 and mana do.
+        VerbsError: ENOMEM where no more is free.
+
+    Source: ibv_alloc_dm(3), ``ibv_alloc_dm``.
+    """
+    doing = f"allocate {attr.length} bytes of device memory"
+    return _call_op("ibv_alloc_dm", context, context, byref(attr), doing=doing)
+
+
+def ibv_free_dm(dm: Any) -> None:
+    """Free device memory; EBUSY while a region is registered on it. Source: ibv_alloc_dm(3), ``ibv_free_dm``."""
+    _call_op("ibv_free_dm", dm.contents.context, dm, doing="free device memory")
+
+
+def ibv_memcpy_to_dm(dm: Any, dm_offset: int, host_addr: int, length: int) -> None:
+    """Copy from the host to device memory.
+
+    Args:
+        dm: pointer to ``struct ibv_dm``.
+        dm_offset: bytes from its start.
+        host_addr: address of the host's first byte.
+        length: bytes.
+
+    Source: ibv_alloc_dm(3), ``ibv_memcpy_to_dm``.
+    """
+    _call_op("ibv_memcpy_to_dm", dm, dm, dm_offset, host_addr, length, doing="copy to device memory")
+
+
+def ibv_memcpy_from_dm(host_addr: int, dm: Any, dm_offset: int, length: int) -> None:
+    """Copy from device memory to the host. Arguments as ``ibv_memcpy_to_dm``.
+
+    Source: ibv_alloc_dm(3), ``ibv_memcpy_from_dm``.
+    """
+    _call_op("ibv_memcpy_from_dm", dm, host_addr, dm, dm_offset, length, doing="copy from device memory")
+
+
+def ibv_reg_dm_mr(pd: Any, dm: Any, dm_offset: int, length: int, access: int) -> Any:
+    """Register device memory.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        dm: pointer to ``struct ibv_dm``.
+        dm_offset: bytes from its start.
+        length: bytes.
+        access: ``AccessFlags``, ZERO_BASED among them: work requests and the peer count addresses from 0.
+
+    Source: ibv_alloc_dm(3), ``ibv_reg_dm_mr``.
+    """
+    doing = f"register {length} bytes of device memory"
+    return _call_op("ibv_reg_dm_mr", pd.contents.context, pd, dm, dm_offset, length, access, doing=doing)
+
+
+def ibv_import_dm(context: Any, dm_handle: int) -> Any:
+    """Device memory that another context of the same command descriptor has allocated.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        dm_handle: ``handle`` of the ``struct ibv_dm`` there.
+
+    Returns:
+        Pointer to ``struct ibv_dm``. ``ibv_free_dm`` frees the memory for all, :func:`ibv_unimport_dm` ends only
+        this use of it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 35.
+
+    Source: ibv_import_dm(3), ``ibv_import_dm``.
+    """
+    return _call("ibv_import_dm", context, dm_handle, doing=f"import device memory {dm_handle}")
+
+
+def ibv_unimport_dm(dm: Any) -> None:
+    """Give imported device memory back; the memory itself stays. Source: ibv_import_dm(3), ``ibv_unimport_dm``."""
+    _call("ibv_unimport_dm", dm)
+
+
+def ibv_dm_export_dmabuf_fd(dm: Any) -> int:
+    """A dma-buf descriptor of device memory, for another device to register; the caller closes it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 62.
+
+    Source: ibv_dm_export_dmabuf_fd(3), ``ibv_dm_export_dmabuf_fd``.
+    """
+    return int(_call("ibv_dm_export_dmabuf_fd", dm, doing="export device memory"))
 
 
 # ---- completions
@@ -1156,15 +1482,6 @@ def ibv_ack_async_event(event: abi.ibv_async_event) -> None:
     _call("ibv_ack_async_event", byref(event))
 
 
-def ibv_event_type_str(event_type: int) -> str:
-    """An event type in words, for example ``port active``; ``unknown`` for one the library does not know.
-
-    Source: ibv_event_type_str(3), ``ibv_event_type_str``.
-    """
-    words: bytes = _call("ibv_event_type_str", event_type)
-    return words.decode()
-
-
 # ---- queue pairs
 
 
@@ -1458,6 +1775,27 @@ def ibv_post_srq_recv(srq: Any, wr: Any) -> tuple[int, Any]:
     return _post("ibv_post_srq_recv", srq, wr, abi.ibv_recv_wr)
 
 
+def ibv_post_srq_ops(srq: Any, op_wr: Any) -> tuple[int, Any]:
+    """Change the list of tagged buffers of a shared receive queue of type TM.
+
+    Args:
+        srq: pointer to ``struct ibv_srq``.
+        op_wr: pointer to the first ``struct ibv_ops_wr``: TAG_ADD gives a buffer, ``tm.add``, and gets its
+            ``tm.handle``; TAG_DEL takes out the one with that handle, and completes with TM_ERR if it was
+            used meanwhile; TAG_SYNC only tells ``tm.unexpected_cnt``. ``flags`` (``OpsFlags``): SIGNALED, a
+            completion on the queue's CQ; TM_SYNC, ``tm.unexpected_cnt`` counts: the unexpected messages handled.
+
+    Returns:
+        As ``ibv_post_recv``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has no tag matching; mlx5 does.
+
+    Source: ibv_post_srq_ops(3), ``ibv_post_srq_ops``.
+    """
+    return _post("ibv_post_srq_ops", srq, op_wr, abi.ibv_ops_wr)
+
+
 def ibv_destroy_srq(srq: Any) -> None:
     """Destroy a shared receive queue; EBUSY while a queue pair uses it.
 
@@ -1552,17 +1890,17 @@ def ibv_bind_mw(qp: Any, mw: Any, bind: abi.ibv_mw_bind) -> None:
     Args:
         qp: pointer to ``struct ibv_qp``, RC or UC, in RTS.
         mw: pointer to ``struct ibv_mw`` of type 1; type 2 is bound by a ``BIND_MW`` work request.
-        bind: the range, in a region with ``MW_BIND`` access; a length of 0 unbinds.
+        bind: the range, in a region with ``MW_BIND`` access; a length of 0 unbinds, then ``mr`` may be NULL.
 
     Raises:
         VerbsError: EINVAL for a type 2 window, EPERM for a region of another protection domain.
 
     Source: ibv_bind_mw(3), ``ibv_bind_mw``.
     """
-    doing, info, kind = "bind a memory window", bind.bind_info, abi.MwType(mw.contents.type)
-    if kind != abi.MwType.TYPE_1 or not info.mr:
+    doing, info = "bind a memory window", bind.bind_info
+    if mw.contents.type != abi.MwType.TYPE_1 or (not info.mr and (info.addr or info.length)):
         raise VerbsError("ibv_bind_mw", errno.EINVAL, doing)
-    if ctypes.addressof(mw.contents.pd.contents) != ctypes.addressof(info.mr.contents.pd.contents):
+    if info.mr and ctypes.addressof(mw.contents.pd.contents) != ctypes.addressof(info.mr.contents.pd.contents):
         raise VerbsError("ibv_bind_mw", errno.EPERM, doing)
     _call_op("ibv_bind_mw", mw.contents.context, qp, mw, byref(bind), doing=doing)
 
@@ -1604,6 +1942,21 @@ def ibv_modify_wq(wq: Any, attr: abi.ibv_wq_attr) -> None:
     _call_op("ibv_modify_wq", wq.contents.context, wq, byref(attr), doing="modify a work queue")
 
 
+def ibv_post_wq_recv(wq: Any, wr: Any) -> tuple[int, Any]:
+    """Post a list of receives to a work queue, in RDY.
+
+    Args:
+        wq: pointer to ``struct ibv_wq``.
+        wr: pointer to the first ``struct ibv_recv_wr``.
+
+    Returns:
+        As ``ibv_post_recv``.
+
+    Source: ibv_post_wq_recv(3), ``ibv_post_wq_recv``.
+    """
+    return _post("ibv_post_wq_recv", wq, wr, abi.ibv_recv_wr)
+
+
 def ibv_destroy_wq(wq: Any) -> None:
     """Destroy a work queue; EBUSY while a table names it.
 
@@ -1634,6 +1987,91 @@ def ibv_destroy_rwq_ind_table(table: Any) -> None:
     Source: ibv_create_rwq_ind_table(3), ``ibv_destroy_rwq_ind_table``.
     """
     _call_op("ibv_destroy_rwq_ind_table", table.contents.context, table, doing="destroy a table of work queues")
+
+
+# ---- packet steering, and its counters
+
+
+def ibv_create_flow(qp: Any, attr: Any) -> Any:
+    """Steer packets to a queue pair: a rule that the device holds each incoming packet against.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``, UD or RAW_PACKET.
+        attr: pointer to a ``struct ibv_flow_attr`` that its specs follow in one piece of memory, ``size`` bytes
+            in all: see ``abi.structs_steering``.
+
+    Returns:
+        Pointer to ``struct ibv_flow``; the rule holds until ``ibv_destroy_flow``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has no steering; mlx5, mlx4 and bnxt_re do.
+        VerbsError: EPERM without CAP_NET_RAW, EINVAL for what the device cannot match.
+
+    Source: ibv_create_flow(3), ``ibv_create_flow``.
+    """
+    return _call_op("ibv_create_flow", qp.contents.context, qp, attr, doing="create a steering rule")
+
+
+def ibv_destroy_flow(flow: Any) -> None:
+    """Take a steering rule out of the device. Source: ibv_create_flow(3), ``ibv_destroy_flow``."""
+    _call_op("ibv_destroy_flow", flow.contents.context, flow, doing="destroy a steering rule")
+
+
+def ibv_create_counters(context: Any) -> Any:
+    """A set of counters for steering rules, all 0. The attr struct is reserved and passed empty.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 does.
+
+    Source: ibv_create_counters(3), ``ibv_create_counters``.
+    """
+    attr = abi.ibv_counters_init_attr()
+    return _call_op("ibv_create_counters", context, context, byref(attr), doing="create counters")
+
+
+def ibv_destroy_counters(counters: Any) -> None:
+    """Destroy a set of counters; EBUSY while a rule counts in it.
+
+    Source: ibv_create_counters(3), ``ibv_destroy_counters``.
+    """
+    _call_op("ibv_destroy_counters", counters.contents.context, counters, doing="destroy counters")
+
+
+def ibv_attach_counters_point_flow(counters: Any, attr: abi.ibv_counter_attach_attr, flow: Any = None) -> None:
+    """Say what is counted where in a set of counters.
+
+    Args:
+        counters: pointer to ``struct ibv_counters``.
+        attr: ``counter_desc`` (``CounterDescription``), ``index`` from 0; what several count at one index is added up.
+        flow: pointer to the ``struct ibv_flow`` that counts; None before there is one: then those count that
+            name the set in a spec of type ACTION_COUNT.
+
+    Raises:
+        VerbsError: EBUSY once a rule counts in it, EOPNOTSUPP for what the device cannot count.
+
+    Source: ibv_attach_counters_point_flow(3), ``ibv_attach_counters_point_flow``.
+    """
+    context, doing = counters.contents.context, "attach a counter"
+    _call_op("ibv_attach_counters_point_flow", context, counters, byref(attr), flow, doing=doing)
+
+
+def ibv_read_counters(counters: Any, ncounters: int, flags: int = 0) -> list[int]:
+    """Read a set of counters.
+
+    Args:
+        counters: pointer to ``struct ibv_counters``.
+        ncounters: how many, from index 0 on.
+        flags: ``ReadCountersFlags``.
+
+    Returns:
+        The values, 64 bits each.
+
+    Source: ibv_read_counters(3), ``ibv_read_counters``.
+    """
+    values = (ctypes.c_uint64 * ncounters)()
+    context = counters.contents.context
+    _call_op("ibv_read_counters", context, counters, values, ncounters, flags, doing="read counters")
+    return list(values)
 
 
 # ---- extended queue pairs and their work requests

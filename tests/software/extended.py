@@ -93,7 +93,9 @@ class CqEx(Cq):
 
 @verb
 def ibv_create_cq_ex(world: Any, context: Context, attr: Any) -> CqEx:
-    return CqEx(world, context, attr, pointed(attr, "channel", "ibv_comp_channel"))
+    made = CqEx(world, context, attr, pointed(attr, "channel", "ibv_comp_channel"))
+    made.c.cq_context = attr.cq_context
+    return made
 
 
 @verb(locked=False)
