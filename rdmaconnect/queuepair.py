@@ -217,6 +217,8 @@ class QueuePair(Owned):
         hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
         if wrong:
             hint = f"The table says: {wrong}."
+        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
+            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
         elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
             hint = hint_for("ibv_modify_qp ALT_PATH", number)
         elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
