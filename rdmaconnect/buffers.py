@@ -41,9 +41,10 @@ class Buffer:
 
     Attributes:
         owner, length, readonly, device: as given; ``owner`` is None after release.
+        pinned: whether a device knows the memory: then the collector does not release it, whoever has forgotten it.
     """
 
-    __slots__ = ("_addr", "_release", "_view", "device", "length", "owner", "readonly")
+    __slots__ = ("_addr", "_release", "_view", "device", "length", "owner", "pinned", "readonly")
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Buffer:
         device: str | None = None,
         release: Callable[[], object] | None = None,
     ) -> None:
-        self._release = release
+        self._release, self.pinned = release, False
         self._addr = memory if isinstance(memory, int) else None
         self._view = None if isinstance(memory, int) else memory
         self.owner, self.length, self.readonly, self.device = owner, length, readonly, device
@@ -98,7 +99,8 @@ class Buffer:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if not self.pinned:
+            self.release()
 
 
 def hold(thing: Any) -> Buffer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from ctypes import POINTER, c_uint8, cast
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +13,6 @@ from typing import Any
 
 from . import verbs
 from .abi import (
-    QpAttrMask,
     QpCreateFlags,
     QpInitAttrMask,
     QpSendOpsFlags,
@@ -27,6 +27,8 @@ from .abi import (
 from .address import UdAddress
 from .completion import CQ
 from .errors import PostError, StateError
+from .fields import put
+from .handle import Owned, holding
 from .memory import MR, MW, PD
 from .queuepair import QueuePair, _queues
 from .request import SendRequest, fill_sges
@@ -115,29 +117,34 @@ class QueuePairEx(QueuePair):
         source_qpn: int | None = None,
     ) -> None:
         parents = self._parents_of(pd, xrcd, send_cq, recv_cq, srq)
-        init = ibv_qp_init_attr_ex(qp_type=qp_type, sq_sig_all=int(sq_sig_all))
-        init.cap.max_send_wr, init.cap.max_recv_wr = max_send_wr, max_recv_wr
-        init.cap.max_send_sge, init.cap.max_recv_sge = max_send_sge, max_recv_sge
-        init.cap.max_inline_data = max_inline_data
-        _queues(init, send_cq, recv_cq, srq)
+        init = put(ibv_qp_init_attr_ex(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
+        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
         later = {
-            "pd": pd and pd.pointer, "xrcd": xrcd and xrcd.pointer, "create_flags": create_flags,
-            "max_tso_header": max_tso_header, "rwq_ind_tbl": rwq_ind_tbl, "rx_hash_conf": rx_hash_conf,
-            "source_qpn": source_qpn, "send_ops_flags": send_ops_flags,
+            "pd": pd, "xrcd": xrcd, "create_flags": create_flags, "max_tso_header": max_tso_header,
+            "rwq_ind_tbl": rwq_ind_tbl, "rx_hash_conf": rx_hash_conf, "source_qpn": source_qpn,
+            "send_ops_flags": send_ops_flags,
         }  # fmt: skip
-        _fill_later(init, later)
+
+        def make() -> Any:
+            _queues(init, send_cq, recv_cq, srq)
+            _fill_later(init, later)
+            made = verbs.ibv_create_qp_ex(parents[0].context.pointer, init)
+            if self.send_ops_flags:
+                try:
+                    self._ex = verbs.ibv_qp_to_qp_ex(made)
+                except BaseException:
+                    verbs.ibv_destroy_qp(made)
+                    raise
+            return made
+
         self._batch: Batch | None = None
+        #: held from the start to the end of a batch: a second thread waits here, not in the provider
         self._writing = threading.Lock()
         self.send_ops_flags = send_ops_flags or QpSendOpsFlags(0)
-        self._own(verbs.ibv_create_qp_ex(parents[0].context.pointer, init), init, parents, qp_type, srq)
         self.max_tso_header = max_tso_header
         self._functions: dict[str, Callable[..., Any]] = {}
-        if self.send_ops_flags:
-            try:
-                self._ex = verbs.ibv_qp_to_qp_ex(self.pointer)
-            except BaseException:
-                self.close()
-                raise
+        self._own(make, init, parents, qp_type, srq)
 
     def batch(self) -> Batch:
         """Work requests that are written straight into the send queue and posted together.
@@ -165,28 +172,34 @@ class QueuePairEx(QueuePair):
             found = self._functions[verb] = verbs.op(verb, self._ex)
         return found
 
-    def _no_batch(self, doing: str) -> None:
-        """Inside of a batch the provider may hold a lock that a call of the same thread would wait for, for ever."""
+    def _no_batch(self, doing: str) -> threading.Lock:
+        """To be held where the provider may take the lock that it holds within a batch."""
         if self._batch is not None and self._batch.thread == threading.get_ident():
             raise StateError(f"{doing} {self.name}: a batch is open on it in this thread. Leave its block first.")
+        return self._writing
 
     def post_send(self, request: SendRequest, *more: SendRequest) -> None:
-        """As :meth:`QueuePair.post_send`, and not inside of a batch."""
-        self._no_batch("post to")
-        super().post_send(request, *more)
+        """As :meth:`QueuePair.post_send`, and not inside of a batch; waits for another thread's."""
+        with self._no_batch("post to"):
+            super().post_send(request, *more)
 
     def bind_mw(self, wr_id: int, mw: MW, mr: MR, **options: Any) -> None:
-        """As :meth:`QueuePair.bind_mw`, and not inside of a batch."""
-        self._no_batch("post to")
-        super().bind_mw(wr_id, mw, mr, **options)
+        """As :meth:`QueuePair.bind_mw`, and not inside of a batch; waits for another thread's."""
+        with self._no_batch("post to"):
+            super().bind_mw(wr_id, mw, mr, **options)
 
-    def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
-        self._no_batch("move")
-        super()._modify(attr, mask, to, path)
+    def _alone(self, doing: str) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(self._no_batch(doing))
+        stack.enter_context(self._lock)
+        return stack
 
     def _release(self, handle: Any) -> None:
-        if self._batch is not None:
-            self._batch._drop()
+        batch = self._batch
+        if batch is not None:
+            if batch.thread != threading.get_ident() and any(t.ident == batch.thread for t in threading.enumerate()):
+                raise StateError(f"close {self.name}: another thread is within a batch. Let it leave its block first.")
+            batch._drop()
         super()._release(handle)
 
 
@@ -206,14 +219,14 @@ def _fill_later(init: ibv_qp_init_attr_ex, later: Mapping[str, Any]) -> None:
         if name == "rx_hash_conf":
             key = (c_uint8 * len(value.key)).from_buffer_copy(value.key)
             conf = init.rx_hash_conf
-            conf.rx_hash_function, conf.rx_hash_key_len = int(value.function), len(value.key)
-            conf.rx_hash_key, conf.rx_hash_fields_mask = cast(key, POINTER(c_uint8)), int(value.fields)
+            put(conf, rx_hash_function=int(value.function), rx_hash_key_len=len(value.key))
+            put(conf, rx_hash_key=cast(key, POINTER(c_uint8)), rx_hash_fields_mask=int(value.fields))
         elif name == "source_qpn":
             if not 0 <= value <= 0xFFFFFF:
                 raise ValueError(f"source_qpn is {value}: give 24 bits")
             init.source_qpn, init.create_flags = value, init.create_flags | QpCreateFlags.SOURCE_QPN
         else:
-            setattr(init, name, value)
+            put(init, **{name: value.pointer if isinstance(value, Owned) else value})
     init.comp_mask = int(mask)
 
 
@@ -234,7 +247,7 @@ class Batch(Work):
         self.thread: int | None = None
         self._aborted = False
         self._kept: list[Any] = []
-        self._bound: list[tuple[MW, int, Any]] = []
+        self._bound: list[tuple[MW, Any]] = []
 
     def __enter__(self) -> Batch:
         qp = self._qp
@@ -246,12 +259,14 @@ class Batch(Work):
             raise StateError(f"begin a batch on {qp.name}: this one was used. Ask for another one.")
         qp._writing.acquire()
         try:
-            qp._function("ibv_wr_start")(qp._ex)
+            with qp._lock:
+                qp.pointer  # noqa: B018
+                qp._function("ibv_wr_start")(qp._ex)
+                self.thread, qp._batch = threading.get_ident(), self
+                self._wr = qp._ex.contents
         except BaseException:
             qp._writing.release()
             raise
-        self.thread, qp._batch = threading.get_ident(), self
-        self._wr = qp._ex.contents
         return self
 
     def __exit__(
@@ -271,51 +286,55 @@ class Batch(Work):
         self._drop()
 
     def _drop(self) -> None:
-        if self.thread is not None:
-            try:
-                self._qp._function("ibv_wr_abort")(self._qp._ex)
-            finally:
-                self._end(undo=True)
+        with self._qp._lock:
+            if self.thread is not None:
+                try:
+                    self._qp._function("ibv_wr_abort")(self._qp._ex)
+                finally:
+                    self._end(undo=True)
 
     def _complete(self) -> None:
         number = -1
-        try:
-            number = self._qp._function("ibv_wr_complete")(self._qp._ex)
-        finally:
-            self._end(undo=number != 0)
+        with self._qp._lock:
+            try:
+                number = self._qp._function("ibv_wr_complete")(self._qp._ex)
+            finally:
+                self._end(undo=number != 0)
         if number:
             doing = f"post a batch of {self.count} work requests to {self._qp.name} in {self._qp.state}"
             raise PostError("ibv_wr_complete", abs(number), doing, posted=0)
 
     def _end(self, undo: bool) -> None:
         if undo:
-            for mw, rkey, region in reversed(self._bound):
-                if not mw.closed:
-                    mw.rkey, mw._region = rkey, region
+            for mw, before in reversed(self._bound):
+                mw._unbound(before)
         self.thread = self._qp._batch = None
         self._kept.clear()
         self._qp._writing.release()
 
     def _put(self, work: Operation) -> None:
         qp = self._qp
-        if self.thread != threading.get_ident():
-            raise StateError(f"{work.opcode} on {qp.name}: its batch is not open in this thread. Use it in its block.")
-        verb, bit = _OPERATIONS[work.opcode]
-        if not bit & qp.send_ops_flags:
-            raise StateError(f"{work.opcode} on {qp.name}: it was made without QpSendOpsFlags.{bit} in send_ops_flags.")
-        check_fits(work, qp)
-        function = qp._function(verb)
-        setters = [(qp._function(name), args) for name, args in self._setters(work)]
-        self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
-        function(qp._ex, *work.args)
-        for setter, args in setters:
-            setter(qp._ex, *args)
-        self.count += 1
-        self._kept.append(work)
+        with qp._lock, holding(work.holds()):
+            if self.thread != threading.get_ident():
+                why = "its batch is not open in this thread. Use it in its block."
+                raise StateError(f"{work.opcode} on {qp.name}: {why}")
+            verb, bit = _OPERATIONS[work.opcode]
+            if not bit & qp.send_ops_flags:
+                why = f"it was made without QpSendOpsFlags.{bit} in send_ops_flags."
+                raise StateError(f"{work.opcode} on {qp.name}: {why}")
+            check_fits(work, qp)
+            self._write(work, qp._function(verb), [(qp._function(name), args) for name, args in self._setters(work)])
+
+    def _write(self, work: Operation, function: Callable[..., Any], setters: list[tuple[Any, tuple[Any, ...]]]) -> None:
         if work.bind is not None:
             mw, mr = work.bind
-            self._bound.append((mw, mw.rkey, mw._region))
-            mw._bound(mr, work.args[2], work.args[1])
+            self._bound.append((mw, mw._bound(mr, work.args[2], work.args[1])))
+        self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
+        function(self._qp._ex, *work.args)
+        for setter, args in setters:
+            setter(self._qp._ex, *args)
+        self.count += 1
+        self._kept.append(work)
 
     def _setters(self, work: Operation) -> list[tuple[str, tuple[Any, ...]]]:
         """What follows the operation: where its bytes are, and whom it is for."""
