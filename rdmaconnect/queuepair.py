@@ -113,7 +113,7 @@ class QueuePair(Owned):
         for thing in parents:
             if not thing.context.is_same(first.context):
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
-            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd is not first:
+            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another protection domain")
         return parents
 
@@ -396,7 +396,7 @@ class QueuePair(Owned):
         if mw.mw_type != MwType.TYPE_1:
             raise ValueError(f"bind {mw.name}: a bind_mw() work request binds type 2, this one type 1")
         info = mw.bind_info(mr, offset, length, access)
-        if mw.pd is not self.pd:
+        if self.pd is None or mw.pd.base is not self.pd.base:
             raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
         bind = put(ibv_mw_bind(bind_info=info), wr_id=wr_id, send_flags=int(flags))
         with self._lock, holding((mw, mr)):
