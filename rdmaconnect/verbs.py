@@ -1628,6 +1628,8 @@ def _post(name: str, queue: Any, wr: Any, kind: Any) -> tuple[int, Any]:
     holder = queue if abi.OPS[name].table == "wq" else queue.contents.context
     bad = POINTER(kind)()
     number = errno_of(name, op(name, holder)(queue, wr, byref(bad)))
+    if number == errno.EOPNOTSUPP and name in _OPTIONAL:
+        raise failed(name, number, "post")
     return number, bad if number else None
 
 
