@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +52,8 @@ class CompChannel(Waitable["list[CQ]"]):
     def drain(self) -> list[CQ]:
         """Take all events that have come, each counted on its queue for the acknowledgement. Never blocks.
 
+        Those of a queue that was made by other means are acknowledged at once, and not told of.
+
         Returns:
             The queues that they were for, each once, in the order of their first events.
 
@@ -74,6 +75,8 @@ class CompChannel(Waitable["list[CQ]"]):
             if cq is not None:
                 cq._count_event(pointer)
                 found[address] = cq
+            else:  # of a queue that was made by other means: destroying it would wait for this for ever
+                verbs.ibv_ack_cq_events(pointer, 1)
         return list(found.values())
 
     _take = drain
@@ -181,7 +184,7 @@ class CQ(Owned):
             pointer = self._pointer
             count: int = self._poll(self.pointer if pointer is None else pointer, BATCH, array)
         if count < 0:
-            raise VerbsError("ibv_poll_cq", -count if count < -1 else errno.EIO, f"poll {self.name}")
+            raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
 
     @exclusive

@@ -24,7 +24,7 @@ from .abi import (
 )
 from .completion import CQ, CompChannel, check
 from .device import Context
-from .errors import RdmaConnectError, StateError, VerbsError
+from .errors import RdmaConnectError, StateError
 from .fields import put
 from .handle import Owned
 
@@ -244,7 +244,7 @@ class CQEx(CQ):
     def _advanced(self, name: str, *args: Any) -> bool:
         number = self._function(name)(self._ex, *args)
         if number not in (0, errno.ENOENT):
-            raise VerbsError(name, number, f"poll {self.name}")
+            raise verbs.failed(name, number, f"poll {self.name}")
         return bool(number == 0)
 
     def _function(self, name: str) -> Callable[..., Any]:

@@ -317,7 +317,7 @@ class QueuePair(Owned):
                 return
             number = self._post_send(pointer, request.wr, self._at_bad_send)
             if number:
-                raise post_error(abs(number), (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
+                raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
 
     def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
         works = [request.work for request in requests]
@@ -363,7 +363,7 @@ class QueuePair(Owned):
                 return
             number = self._post_recv(pointer, request.wr, self._at_bad_recv)
             if number:
-                raise post_error(abs(number), (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
+                raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
 
     def bind_mw(
         self,

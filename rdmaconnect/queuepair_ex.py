@@ -302,7 +302,8 @@ class Batch(Work):
                 self._end(undo=number != 0)
         if number:
             doing = f"post a batch of {self.count} work requests to {self._qp.name} in {self._qp.state}"
-            raise PostError("ibv_wr_complete", abs(number), doing, posted=0)
+            hint = verbs.unexplained("ibv_wr_complete", number) or None
+            raise PostError("ibv_wr_complete", verbs.errno_of("ibv_wr_complete", number), doing, posted=0, hint=hint)
 
     def _end(self, undo: bool) -> None:
         if undo:
