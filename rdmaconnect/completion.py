@@ -14,6 +14,7 @@ from . import verbs
 from .abi import CqAttrMask, ibv_modify_cq_attr, ibv_wc
 from .device import Context
 from .errors import StateError, VerbsError
+from .fields import bits
 from .handle import Owned, exclusive
 from .waiting import Waitable
 
@@ -101,8 +102,10 @@ class CQ(Owned):
         cqe: entries wanted, 1 to the device's ``max_cqe``.
         channel: where its events go, or None.
         comp_vector: which of the device's interrupt vectors signals them, below ``num_comp_vectors``.
+        cq_context: a number of the caller's, 64 bits, which comes with each event (``verbs.ibv_get_cq_event``).
 
     Attributes:
+        cq_context: as given.
         cqe: entries it really has.
         unacked: events taken and not acknowledged yet.
 
@@ -116,12 +119,21 @@ class CQ(Owned):
     #: events acknowledged together: each acknowledgement takes a mutex
     ACK_BATCH = 64
 
-    def __init__(self, context: Context, cqe: int, channel: CompChannel | None = None, *, comp_vector: int = 0) -> None:
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        *,
+        comp_vector: int = 0,
+        cq_context: int = 0,
+    ) -> None:
         check(context, cqe, channel, comp_vector)
+        self.cq_context = bits("cq_context", cq_context, 64)
 
         def make() -> Any:
             events = channel.pointer if channel else None
-            return verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector)
+            return verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector, cq_context)
 
         self._adopt(make, f"CQ of {context.name}", context, channel)
 

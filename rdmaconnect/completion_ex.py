@@ -25,7 +25,7 @@ from .abi import (
 from .completion import CQ, CompChannel, check
 from .device import Context
 from .errors import RdmaConnectError, StateError
-from .fields import put
+from .fields import bits, put
 from .handle import Owned
 
 __all__ = ["STANDARD_WC_FLAGS", "CQEx", "TmInfo"]
@@ -65,7 +65,7 @@ class CQEx(CQ):
     the thread that has begun it: no other one may go on with it, read its completions or close the queue.
 
     Args:
-        context, cqe, channel, comp_vector: as :class:`CQ`.
+        context, cqe, channel, comp_vector, cq_context: as :class:`CQ`.
         wc_flags: which fields completions must have.
         flags: SINGLE_THREADED: only one thread will ever poll it, the provider need not lock;
             IGNORE_OVERRUN: no check for an overrun, completions may be lost.
@@ -93,9 +93,12 @@ class CQEx(CQ):
         wc_flags: CqWcFlags = STANDARD_WC_FLAGS,
         flags: CreateCqAttrFlags | None = None,
         parent_domain: Owned | None = None,
+        cq_context: int = 0,
     ) -> None:
         check(context, cqe, channel, comp_vector)
+        self.cq_context = bits("cq_context", cq_context, 64)
         attr = put(ibv_cq_init_attr_ex(), cqe=cqe, comp_vector=comp_vector, wc_flags=int(wc_flags))
+        attr.cq_context = cq_context
         if flags is not None:
             put(attr, flags=int(flags), comp_mask=int(attr.comp_mask | CqInitAttrMask.FLAGS))
         if parent_domain is not None:

@@ -62,8 +62,10 @@ class QueuePair(Owned):
         max_inline_data: bytes wanted to be sendable inline.
         sq_sig_all: whether every send gives a completion.
         srq: where it receives from, instead of a queue of its own; then ``max_recv_*`` do not count.
+        qp_context: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
 
     Attributes:
+        qp_context: as given.
         qp_num: its number, 24 bits.
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
@@ -93,9 +95,11 @@ class QueuePair(Owned):
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
         srq: SRQ | None = None,
+        qp_context: int = 0,
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
         init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
         sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
         put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
 
@@ -124,7 +128,7 @@ class QueuePair(Owned):
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
         self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
         self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
-        self._init = init
+        self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
         #: what each send must name: providers read it, and some would crash without it

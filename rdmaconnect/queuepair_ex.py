@@ -27,13 +27,14 @@ from .abi import (
 from .address import UdAddress
 from .completion import CQ
 from .errors import PostError, StateError
-from .fields import put
+from .fields import bits, put
 from .handle import Owned, holding
 from .memory import MR, MW, PD
 from .queuepair import QueuePair, _queues
 from .request import SendRequest, fill_sges
 from .srq import SRQ, XRCD
 from .work import Operation, Work, check_fits
+from .workqueue import RwqIndTable
 
 __all__ = ["Batch", "QueuePairEx", "RxHash"]
 
@@ -76,13 +77,12 @@ class QueuePairEx(QueuePair):
     Args:
         pd: its protection domain; None only for XRC_RECV, which has a domain instead.
         send_cq, recv_cq, qp_type, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data,
-            sq_sig_all, srq: as :class:`QueuePair`; XRC types have no receive queue and XRC_RECV no CQ.
+            sq_sig_all, srq, qp_context: as :class:`QueuePair`; XRC types have no receive queue and XRC_RECV no CQ.
         send_ops_flags: the operations that :meth:`batch` shall have; none at all by default.
         create_flags: ``QpCreateFlags``.
         xrcd: for XRC_RECV, its domain.
         max_tso_header: bytes of header wanted in a TSO send.
-        rwq_ind_tbl: pointer to ``struct ibv_rwq_ind_table``, for receive-side scaling
-            (``verbs.ibv_create_rwq_ind_table``).
+        rwq_ind_tbl: the table of work queues that it receives to, instead of a queue of its own.
         rx_hash_conf: how it spreads what it receives.
         source_qpn: the number that its packets carry instead of its own, for UD; 24 bits.
 
@@ -112,12 +112,14 @@ class QueuePairEx(QueuePair):
         create_flags: QpCreateFlags | None = None,
         xrcd: XRCD | None = None,
         max_tso_header: int = 0,
-        rwq_ind_tbl: Any = None,
+        rwq_ind_tbl: RwqIndTable | None = None,
         rx_hash_conf: RxHash | None = None,
         source_qpn: int | None = None,
+        qp_context: int = 0,
     ) -> None:
-        parents = self._parents_of(pd, xrcd, send_cq, recv_cq, srq)
+        parents = self._parents_of(pd, xrcd, send_cq, recv_cq, srq, rwq_ind_tbl)
         init = put(ibv_qp_init_attr_ex(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
         sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
         put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
         later = {
@@ -206,7 +208,7 @@ class QueuePairEx(QueuePair):
 def _fill_later(init: ibv_qp_init_attr_ex, later: Mapping[str, Any]) -> None:
     """The fields after ``comp_mask``, which is derived from those that are given."""
     mask = QpInitAttrMask(0)
-    bits = {
+    comes_with = {
         "pd": QpInitAttrMask.PD, "xrcd": QpInitAttrMask.XRCD, "create_flags": QpInitAttrMask.CREATE_FLAGS,
         "max_tso_header": QpInitAttrMask.MAX_TSO_HEADER, "rwq_ind_tbl": QpInitAttrMask.IND_TABLE,
         "rx_hash_conf": QpInitAttrMask.RX_HASH, "source_qpn": QpInitAttrMask.CREATE_FLAGS,
@@ -215,7 +217,7 @@ def _fill_later(init: ibv_qp_init_attr_ex, later: Mapping[str, Any]) -> None:
     for name, value in later.items():
         if not value and not (name == "source_qpn" and value is not None):
             continue
-        mask |= bits[name]
+        mask |= comes_with[name]
         if name == "rx_hash_conf":
             key = (c_uint8 * len(value.key)).from_buffer_copy(value.key)
             conf = init.rx_hash_conf

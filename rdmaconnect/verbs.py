@@ -1447,7 +1447,7 @@ def ibv_wc_read_flow_tag(cq: Any) -> int:
 
 
 def ibv_wc_read_tm_info(cq: Any) -> abi.ibv_wc_tm_info:
-    """The tag (64 bits) and private data (32 bits) of a tag-matched message. Needs ``TM_INFO``.
+    """The head of a tag-matched message: ``tag``, 64 bits, and ``priv``, 32 bits of the sender's. Needs ``TM_INFO``.
 
     Source: ibv_create_cq_ex(3), ``ibv_wc_read_tm_info``.
     """
