@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from ctypes import byref
 from typing import Any, NamedTuple
 
 from . import verbs
@@ -19,8 +16,6 @@ from .abi import (
     WcOpcode,
     WcStatus,
     ibv_cq_init_attr_ex,
-    ibv_poll_cq_attr,
-    ibv_wc_tm_info,
 )
 from .completion import CQ, CompChannel, check
 from .device import Context
@@ -118,9 +113,6 @@ class CQEx(CQ):
             return verbs.ibv_cq_ex_to_cq(self._ex)
 
         self.fields = CqWcFlags(wc_flags)
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._poll_attr = byref(ibv_poll_cq_attr())
-        self._tm_info = ibv_wc_tm_info()
         #: held from start to end of a batch: a second thread waits here, not in the provider
         self._batch = threading.Lock()
         self._owner: int | None = None  # the thread whose batch is open
@@ -195,7 +187,7 @@ class CQEx(CQ):
             self._within("go on")
             self._current = False
             if not self._one_by_one:
-                self._current = self._advanced("ibv_next_poll")
+                self._current = verbs.ibv_next_poll(self._struct, f"poll {self.name}")
                 return self._current
             self._end()
             return self._start()
@@ -236,25 +228,13 @@ class CQEx(CQ):
         self._check_mine("go on")
 
     def _start(self) -> bool:
-        self._current = self._locked = self._advanced("ibv_start_poll", self._poll_attr)
+        self._current = self._locked = verbs.ibv_start_poll(self._struct, f"poll {self.name}")
         return self._current
 
     def _end(self) -> None:
         if self._locked:
             self._locked = False
-            self._function("ibv_end_poll")(self._ex)
-
-    def _advanced(self, name: str, *args: Any) -> bool:
-        number = self._function(name)(self._ex, *args)
-        if number not in (0, errno.ENOENT):
-            raise verbs.failed(name, number, f"poll {self.name}")
-        return bool(number == 0)
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = verbs.op(name, self._ex)
-        return function
+            verbs.ibv_end_poll(self._struct)
 
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018
@@ -290,11 +270,11 @@ class CQEx(CQ):
 
     # ---- the current completion
 
-    def _read(self, name: str, flag: CqWcFlags | None = None) -> int:
-        """Call a ``read_*`` function of the current completion, if the queue was made for it."""
+    def _read(self, verb: Callable[[Any], Any], flag: CqWcFlags | None = None) -> Any:
+        """Call a verb that reads the current completion, if the queue was made for it."""
         with self._lock:
-            self._check_asked(name, flag)
-            return int(self._function(name)(self._ex))
+            self._check_asked(verb.__name__, flag)
+            return verb(self._struct)
 
     def _check_asked(self, name: str, flag: CqWcFlags | None) -> None:
         if flag is not None and not self.fields & flag:
@@ -323,71 +303,68 @@ class CQEx(CQ):
 
     def read_opcode(self) -> WcOpcode:
         """What has completed."""
-        return WcOpcode(self._read("ibv_wc_read_opcode"))
+        return WcOpcode(self._read(verbs.ibv_wc_read_opcode))
 
     def read_vendor_err(self) -> int:
         """The vendor's own code for a failure, 32 bits."""
-        return self._read("ibv_wc_read_vendor_err")
+        return int(self._read(verbs.ibv_wc_read_vendor_err))
 
     def read_wc_flags(self) -> WcFlags:
         """Whether there is immediate data, an invalidated rkey, a GRH."""
-        return WcFlags(self._read("ibv_wc_read_wc_flags"))
+        return WcFlags(self._read(verbs.ibv_wc_read_wc_flags))
 
     def read_byte_len(self) -> int:
         """Bytes that came in, on UD with the 40 of the GRH. Needs ``BYTE_LEN``."""
-        return self._read("ibv_wc_read_byte_len", CqWcFlags.BYTE_LEN)
+        return int(self._read(verbs.ibv_wc_read_byte_len, CqWcFlags.BYTE_LEN))
 
     def read_imm_data(self) -> int:
         """The immediate data, 32 bits, host order; valid with ``WcFlags.WITH_IMM``. Needs ``IMM``."""
-        return socket.ntohl(self._read("ibv_wc_read_imm_data", CqWcFlags.IMM))
+        return int(self._read(verbs.ibv_wc_read_imm_data, CqWcFlags.IMM))
 
     def read_invalidated_rkey(self) -> int:
         """The rkey that the sender invalidated; valid with ``WcFlags.WITH_INV``. Needs ``IMM``."""
-        return self._read("ibv_wc_read_invalidated_rkey", CqWcFlags.IMM)
+        return int(self._read(verbs.ibv_wc_read_invalidated_rkey, CqWcFlags.IMM))
 
     def read_qp_num(self) -> int:
         """The local queue pair, 24 bits. Needs ``QP_NUM``."""
-        return self._read("ibv_wc_read_qp_num", CqWcFlags.QP_NUM)
+        return int(self._read(verbs.ibv_wc_read_qp_num, CqWcFlags.QP_NUM))
 
     def read_src_qp(self) -> int:
         """The sender's queue pair, 24 bits; UD. Needs ``SRC_QP``."""
-        return self._read("ibv_wc_read_src_qp", CqWcFlags.SRC_QP)
+        return int(self._read(verbs.ibv_wc_read_src_qp, CqWcFlags.SRC_QP))
 
     def read_slid(self) -> int:
         """The sender's LID; UD on InfiniBand. Needs ``SLID``."""
-        return self._read("ibv_wc_read_slid", CqWcFlags.SLID)
+        return int(self._read(verbs.ibv_wc_read_slid, CqWcFlags.SLID))
 
     def read_sl(self) -> int:
         """The service level, 0 to 15; UD. Needs ``SL``."""
-        return self._read("ibv_wc_read_sl", CqWcFlags.SL)
+        return int(self._read(verbs.ibv_wc_read_sl, CqWcFlags.SL))
 
     def read_dlid_path_bits(self) -> int:
         """The low bits of the LID it was sent to, 7 bits; UD unicast. Needs ``DLID_PATH_BITS``."""
-        return self._read("ibv_wc_read_dlid_path_bits", CqWcFlags.DLID_PATH_BITS)
+        return int(self._read(verbs.ibv_wc_read_dlid_path_bits, CqWcFlags.DLID_PATH_BITS))
 
     def read_completion_ts(self) -> int:
         """When it completed, in ticks of ``hca_core_clock`` (kHz). Needs ``COMPLETION_TIMESTAMP``."""
-        return self._read("ibv_wc_read_completion_ts", CqWcFlags.COMPLETION_TIMESTAMP)
+        return int(self._read(verbs.ibv_wc_read_completion_ts, CqWcFlags.COMPLETION_TIMESTAMP))
 
     def read_completion_wallclock_ns(self) -> int:
         """When it completed, wall clock, ns. Needs ``COMPLETION_TIMESTAMP_WALLCLOCK``."""
-        return self._read("ibv_wc_read_completion_wallclock_ns", CqWcFlags.COMPLETION_TIMESTAMP_WALLCLOCK)
+        return int(self._read(verbs.ibv_wc_read_completion_wallclock_ns, CqWcFlags.COMPLETION_TIMESTAMP_WALLCLOCK))
 
     def read_cvlan(self) -> int:
         """The stripped VLAN tag, 16 bits; RAW_PACKET. Needs ``CVLAN``."""
-        return self._read("ibv_wc_read_cvlan", CqWcFlags.CVLAN)
+        return int(self._read(verbs.ibv_wc_read_cvlan, CqWcFlags.CVLAN))
 
     def read_flow_tag(self) -> int:
         """The tag of the steering rule that the packet met, 24 bits; RAW_PACKET. Needs ``FLOW_TAG``."""
-        return self._read("ibv_wc_read_flow_tag", CqWcFlags.FLOW_TAG)
+        return int(self._read(verbs.ibv_wc_read_flow_tag, CqWcFlags.FLOW_TAG))
 
     def read_tm_info(self) -> TmInfo:
         """The head of a tag-matched message. Needs ``TM_INFO``."""
-        name = "ibv_wc_read_tm_info"
-        with self._lock:
-            self._check_asked(name, CqWcFlags.TM_INFO)
-            self._function(name)(self._ex, byref(self._tm_info))
-            return TmInfo(self._tm_info.tag, self._tm_info.priv)
+        info = self._read(verbs.ibv_wc_read_tm_info, CqWcFlags.TM_INFO)
+        return TmInfo(info.tag, info.priv)
 
     # ---- what must not come between the start and the end of a batch
 

@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, byref, sizeof
+from ctypes import POINTER, _Pointer, byref, sizeof
 from functools import cache, lru_cache
 from typing import Any
 
@@ -217,7 +217,7 @@ def op(name: str, holder: Any) -> Callable[..., Any]:
         LibraryError: EOPNOTSUPP where library or provider lack it.
     """
     found = abi.OPS[name]
-    struct = getattr(holder, "contents", holder)
+    struct = holder.contents if isinstance(holder, _Pointer) else holder
     if found.table == "context":
         struct = struct.ops
     elif found.table == "verbs_context":
@@ -1244,14 +1244,14 @@ def ibv_cq_ex_to_cq(cq: Any) -> Any:
     return ctypes.cast(cq, POINTER(abi.ibv_cq))
 
 
-def _advance(name: str, cq: Any, *args: Any) -> bool:
+def _advance(name: str, doing: str, cq: Any, *args: Any) -> bool:
     result: int = op(name, cq)(cq, *args)
     if result not in (0, errno.ENOENT):
-        raise failed(name, result, "poll an extended completion queue")
+        raise failed(name, result, doing)
     return result == 0
 
 
-def ibv_start_poll(cq: Any) -> bool:
+def ibv_start_poll(cq: Any, doing: str = "poll an extended completion queue") -> bool:
     """Begin a batch with the oldest completion; most providers hold the queue's lock until ``ibv_end_poll``.
 
     Until then the same thread must do nothing that takes that lock, or it waits for itself for ever: another
@@ -1260,7 +1260,8 @@ def ibv_start_poll(cq: Any) -> bool:
     attr struct, there to make the function extensible, is reserved and passed empty.
 
     Args:
-        cq: pointer to ``struct ibv_cq_ex``.
+        cq: pointer to ``struct ibv_cq_ex``, or for speed the struct itself; so all that read it.
+        doing: what is being done, for the error's message.
 
     Returns:
         Whether a completion is current. If not (ENOENT: the queue is empty and in order), or on an exception,
@@ -1268,14 +1269,14 @@ def ibv_start_poll(cq: Any) -> bool:
 
     Source: ibv_create_cq_ex(3), ``ibv_start_poll``; rdma-core, providers/mlx5/verbs.c, ``mlx5_lock_cqs``.
     """
-    return _advance("ibv_start_poll", cq, _POLL_ATTR)
+    return _advance("ibv_start_poll", doing, cq, _POLL_ATTR)
 
 
 #: reserved: every batch is begun with the same
 _POLL_ATTR = abi.ibv_poll_cq_attr()
 
 
-def ibv_next_poll(cq: Any) -> bool:
+def ibv_next_poll(cq: Any, doing: str = "poll an extended completion queue") -> bool:
     """Go on to the next completion of the batch: after ``ibv_start_poll`` and before ``ibv_end_poll``.
 
     Returns:
@@ -1284,7 +1285,7 @@ def ibv_next_poll(cq: Any) -> bool:
 
     Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
     """
-    return _advance("ibv_next_poll", cq)
+    return _advance("ibv_next_poll", doing, cq)
 
 
 def next_poll_ends_batch(cq: Any) -> bool:
