@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from software import Call, Software
 
 from rdmaconnect import abi, verbs
-from rdmaconnect.abi import AccessFlags, Fails, QpState, QpType, WrOpcode
+from rdmaconnect.abi import AccessFlags, Fails, QpSendOpsFlags, QpState, QpType, WrOpcode
 from rdmaconnect.completion import CQ, CompChannel
 from rdmaconnect.completion_ex import CQEx
 from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import LibraryError, PostError, VerbsError
 from rdmaconnect.memory import MR, PD
 from rdmaconnect.queuepair import QueuePair
+from rdmaconnect.queuepair_ex import QueuePairEx
 from rdmaconnect.request import RecvRequest, SendRequest
 
 #: a verb of each convention
@@ -185,3 +186,35 @@ def test_a_python_of_32_bits_is_refused_in_words(monkeypatch: pytest.MonkeyPatch
             verbs.library()
     finally:
         verbs.use(None)
+
+
+def test_a_batch_that_is_refused_without_a_reason_says_so(software: Software, context: Context) -> None:
+    with PD(context) as pd, CQ(context, 8) as cq:
+        ops = QpSendOpsFlags.SEND
+        with QueuePairEx(pd, cq, cq, QpType.RC, max_send_wr=4, max_inline_data=8, send_ops_flags=ops) as qp:
+            qp.state = QpState.RTS
+            kept = answer(qp._ex.contents, "wr_complete", -1)
+            with (
+                pytest.raises(PostError, match=r"EIO.*It gave no reason: ibv_wr_complete answered -1") as caught,
+                qp.batch() as batch,
+            ):
+                batch.send(1, inline=b"x")
+            assert (caught.value.errno, caught.value.posted) == (errno.EIO, 0)
+            verbs.ibv_wr_abort(qp._ex)
+    assert kept
+
+
+def test_what_a_provider_left_out_is_refused_before_anything_is_written(software: Software, context: Context) -> None:
+    with PD(context) as pd, CQ(context, 8) as cq, pd.register(bytearray(8)) as mr:
+        ops = QpSendOpsFlags.SEND
+        with QueuePairEx(pd, cq, cq, QpType.RC, max_send_wr=4, max_inline_data=8, send_ops_flags=ops) as qp:
+            qp.state = QpState.RTS
+            table = qp._ex.contents
+            table.wr_set_sge = type(table.wr_set_sge)()
+            with qp.batch() as batch:
+                with pytest.raises(LibraryError, match="ibv_wr_set_sge: EOPNOTSUPP"):
+                    batch.send(1, sge=mr.sge())
+                assert (batch.count, software.calls["ibv_wr_send"]) == (0, 0)
+                batch.send(2, inline=b"x")
+                batch.abort()
+            assert software.calls["ibv_wr_send"] == 1
