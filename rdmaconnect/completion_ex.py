@@ -379,6 +379,17 @@ class CQEx(CQ):
         with self._batch:
             return super().poll()
 
+    def arm(self, solicited_only: bool = False) -> None:
+        """As :meth:`CQ.arm`; waits for another thread's batch: some providers take the queue's lock for it.
+
+        Raises:
+            StateError: closed, made without a channel, or this thread is within a batch.
+
+        Source: rdma-core, providers/irdma/uverbs.c, ``irdma_uarm_cq``; ionic has the same.
+        """
+        with self.apart("arm"):
+            super().arm(solicited_only)
+
     def resize(self, cqe: int) -> None:
         """As :meth:`CQ.resize`; waits for another thread's batch.
 
