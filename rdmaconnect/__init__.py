@@ -13,7 +13,6 @@ The other::
 
 from .connect import aconnect, connect
 from .connection import AsyncConnection, Connection
-from .curve import keygen
 from .endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
 from .errors import (
     AuthenticationError,
@@ -33,6 +32,7 @@ from .errors import (
     StateError,
     VerbsError,
 )
+from .exchange.curve import keygen
 from .listener import AsyncListener, Listener, alisten, listen
 from .meet import ameet, meet
 from .memory import MR

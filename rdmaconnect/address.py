@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import verbs
@@ -166,7 +166,7 @@ class UdAddress:
 
     ah: AddressHandle
     remote_qpn: int
-    remote_qkey: int
+    remote_qkey: int = field(repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.remote_qpn <= 0xFFFFFF:

@@ -142,7 +142,8 @@ class CQ(Owned):
     ) -> None:
         """Become the owner of a ``struct ibv_cq *``."""
         self.context, self.channel = context, channel
-        self._buffers = _Buffers()
+        #: the next poll fills the spare one, which is then its thread's, for the one that this had
+        self._spare, self._mine = _Buffer(), _Mine()
         self._unacked = 0
 
         def made() -> Any:
@@ -157,7 +158,7 @@ class CQ(Owned):
     @property
     def wcs(self) -> list[Any]:
         """The :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills for the calling thread, until its next poll."""
-        return self._buffers.wcs
+        return self._mine.buffer.wcs
 
     #: whether this thread is within a batch of it
     in_batch = False
@@ -191,10 +192,14 @@ class CQ(Owned):
 
         Source: ibv_poll_cq(3).
         """
-        array = self._buffers.array
         with self._lock:
-            pointer = self._pointer
-            count: int = self._poll(self.pointer if pointer is None else pointer, BATCH, array)
+            pointer, buffer = self._pointer, self._spare
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            count: int = self._poll(pointer, BATCH, buffer.array)
+            if count > 0:
+                mine = self._mine
+                self._spare, mine.buffer = mine.buffer, buffer
         if count < 0:
             raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
@@ -329,12 +334,21 @@ def apart_from(queues: Iterable[CQ | None], doing: str) -> Iterator[None]:
         yield
 
 
-class _Buffers(threading.local):
-    """What one thread polls into."""
+class _Buffer:
+    """Room for completions."""
+
+    __slots__ = ("array", "wcs")
 
     def __init__(self) -> None:
         self.array = (ibv_wc * BATCH)()
         self.wcs = [self.array[i] for i in range(BATCH)]
+
+
+class _Mine(threading.local):
+    """What each thread has polled last."""
+
+    def __init__(self) -> None:
+        self.buffer = _Buffer()
 
 
 def check(context: Context, cqe: int, channel: CompChannel | None, comp_vector: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from . import verbs
@@ -19,7 +20,7 @@ from .abi import (
 )
 from .completion import CQ, CompChannel, check
 from .device import Context
-from .errors import RdmaConnectError, StateError
+from .errors import RdmaConnectError, StateError, VerbsError
 from .fields import bits, put
 from .handle import Owned
 
@@ -113,11 +114,13 @@ class CQEx(CQ):
             return verbs.ibv_cq_ex_to_cq(self._ex)
 
         self.fields = CqWcFlags(wc_flags)
+        #: what was read once: it was asked for
+        self._asked: set[Callable[[Any], Any]] = set()
         #: held from start to end of a batch: a second thread waits here, not in the provider
         self._batch = threading.Lock()
         self._owner: int | None = None  # the thread whose batch is open
         self._count = 0  # of batches: which one is open
-        self._current = False
+        self._reader: int | None = None  # the same while a completion is current
         self._locked = False  # whether the provider is within the batch too
         domains = (parent_domain,) if parent_domain is not None else ()
         self._adopt(make, f"extended CQ of {context.name}", context, channel, *domains)
@@ -162,8 +165,9 @@ class CQEx(CQ):
         try:
             with self._lock:
                 self.pointer  # noqa: B018
-                if self._start():
-                    self._owner, self._count = threading.get_ident(), self._count + 1
+                me = get_ident()
+                if self._start(me):
+                    self._owner, self._count = me, self._count + 1
                     return True
         except BaseException:
             self._batch.release()
@@ -178,19 +182,26 @@ class CQEx(CQ):
             Whether a completion is current. If not, there is none left, and :meth:`end_poll` is due.
 
         Raises:
-            StateError: no batch was started.
+            StateError: no batch was started, or another thread's.
             VerbsError: the queue is broken; :meth:`end_poll` is due all the same.
 
         Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
         """
         with self._lock:
-            self._within("go on")
-            self._current = False
-            if not self._one_by_one:
-                self._current = verbs.ibv_next_poll(self._struct, f"poll {self.name}")
-                return self._current
+            me = get_ident()
+            if self._owner != me:
+                self._within("go on")
+            return self._next(me)
+
+    def _next(self, me: int) -> bool:
+        self._reader = None
+        if self._one_by_one:
             self._end()
-            return self._start()
+            return self._start(me)
+        there = verbs.ibv_next_poll(self._struct, f"poll {self.name}")
+        if there:
+            self._reader = me
+        return there
 
     def end_poll(self) -> None:
         """End the batch: what it went over is consumed.
@@ -205,7 +216,7 @@ class CQEx(CQ):
             self._end_batch()
 
     def _end_batch(self) -> None:
-        self._current, self._owner = False, None
+        self._reader = self._owner = None
         try:
             self._end()
         finally:
@@ -221,15 +232,21 @@ class CQEx(CQ):
     def _is_open(self, number: int) -> bool:
         return self._owner is not None and self._count == number
 
-    def _check_batch(self, number: int) -> None:
-        if not self._is_open(number):
-            self.pointer  # noqa: B018
-            raise StateError(f"go on with a batch of {self.name}: it was ended. Begin another one.")
-        self._check_mine("go on")
+    def _go_on(self, number: int) -> bool:
+        """As :meth:`next_poll`, if that batch is still open."""
+        with self._lock:
+            me = get_ident()
+            if self._owner != me or self._count != number:
+                if not self._is_open(number):
+                    self.pointer  # noqa: B018
+                    raise StateError(f"go on with a batch of {self.name}: it was ended. Begin another one.")
+                self._within("go on")
+            return self._next(me)
 
-    def _start(self) -> bool:
-        self._current = self._locked = verbs.ibv_start_poll(self._struct, f"poll {self.name}")
-        return self._current
+    def _start(self, me: int) -> bool:
+        self._locked = verbs.ibv_start_poll(self._struct, f"poll {self.name}")
+        self._reader = me if self._locked else None
+        return self._locked
 
     def _end(self) -> None:
         if self._locked:
@@ -239,33 +256,34 @@ class CQEx(CQ):
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018
         self._end_if_left()
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             raise StateError(f"{doing} on {self.name}: this thread is within a batch of it. Call end_poll() first.")
 
     @property
     def in_batch(self) -> bool:  # type: ignore[override]
         """Whether this thread is within a batch of it."""
-        return self._owner == threading.get_ident()
+        return self._owner == get_ident()
 
     def apart(self, doing: str) -> AbstractContextManager[object]:
         """As :meth:`CQ.apart`; waits for another thread's batch."""
         self._outside(doing)
         return self._batch
 
+    def _disown(self) -> None:
+        super()._disown()
+        self._owner = self._reader = None
+
     def _end_if_left(self) -> None:
         """End a batch that a thread has left open which is over."""
         owner = self._owner
-        if owner not in (None, threading.get_ident()) and all(t.ident != owner for t in threading.enumerate()):
+        if owner not in (None, get_ident()) and all(t.ident != owner for t in threading.enumerate()):
             self._leave_batch(self._count)
 
     def _within(self, doing: str) -> None:
         self.pointer  # noqa: B018
         if self._owner is None:
             raise StateError(f"{doing} on {self.name}: no batch is open. Call start_poll() first.")
-        self._check_mine(doing)
-
-    def _check_mine(self, doing: str) -> None:
-        if self._owner != threading.get_ident():
+        if self._owner != get_ident():
             raise StateError(f"{doing} on {self.name}: the batch is another thread's. Only that one may use it.")
 
     # ---- the current completion
@@ -273,32 +291,38 @@ class CQEx(CQ):
     def _read(self, verb: Callable[[Any], Any], flag: CqWcFlags | None = None) -> Any:
         """Call a verb that reads the current completion, if the queue was made for it."""
         with self._lock:
-            self._check_asked(verb.__name__, flag)
+            if self._reader != get_ident() or verb not in self._asked:
+                self._check_asked(verb, flag)
             return verb(self._struct)
 
-    def _check_asked(self, name: str, flag: CqWcFlags | None) -> None:
+    def _check_asked(self, verb: Callable[[Any], Any], flag: CqWcFlags | None) -> None:
+        name = verb.__name__
         if flag is not None and not self.fields & flag:
             raise StateError(f"{name} on {self.name}: it was made without CqWcFlags.{flag}. Add it to wc_flags.")
         self._check_current(name)
+        self._asked.add(verb)
 
     def _check_current(self, doing: str) -> None:
         self.pointer  # noqa: B018
-        if not self._current:
+        if self._reader is None:
             raise StateError(f"{doing} on {self.name}: no completion is current. It is within poll_batch().")
-        self._check_mine(doing)
+        self._within(doing)
 
     @property
     def wr_id(self) -> int:
         """The work request's id, 64 bits."""
         with self._lock:
-            self._check_current("wr_id")
-            return int(self._struct.wr_id)
+            if self._reader != get_ident():
+                self._check_current("wr_id")
+            number: int = self._struct.wr_id
+            return number
 
     @property
     def status(self) -> WcStatus:
         """How it ended."""
         with self._lock:
-            self._check_current("status")
+            if self._reader != get_ident():
+                self._check_current("status")
             return WcStatus(self._struct.status)
 
     def read_opcode(self) -> WcOpcode:
@@ -411,7 +435,7 @@ class CQEx(CQ):
         super().close()
 
     def _close_children(self, refused: list[RdmaConnectError]) -> bool:
-        if self._owner == threading.get_ident():
+        if self._owner == get_ident():
             self.end_poll()
         return super()._close_children(refused)
 
@@ -436,11 +460,10 @@ class _Batch(Iterator[CQEx]):
             there = self._cq.start_poll()
             self._number = self._cq._count if there else None
         else:
-            self._cq._check_batch(self._number)  # who may not go on with it does not end it either
             try:
-                there = self._cq.next_poll()
-            except BaseException:
-                self.close()
+                there = self._cq._go_on(self._number)
+            except VerbsError:
+                self.close()  # which who may not go on with it does not
                 raise
         if not there:
             self.close()

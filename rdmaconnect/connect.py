@@ -9,36 +9,32 @@ choice of ports does not carry, the story is told again with the next.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 
 from .abi import QpType
 from .connection import AsyncConnection, Connection
+from .conversation import BEAT_MS, Conversation
 from .deadline import Deadline
-from .driver import Call, Story, arun, run
-from .errors import (
-    ConnectTimeout,
-    PeerRejected,
-    RdmaConnectError,
-    StateError,
-)
-from .handshake import Handshake, Outcome, Role, State
-from .joining import make_paths, prove, raise_lanes, reject_of, used_ports
+from .device import rank_ports
+from .errors import ConnectTimeout, RdmaConnectError, StateError
+from .exchange.url import addresses, host_of, port_of, tcp_url
+from .handshake import Role
+from .joining import close_handles, make_paths, prove, raise_lanes, used_ports
 from .messages import Hello, Ready, Reply
 from .middle import Joint, M, Middle
-from .oob import Channel
+from .outgoing import Outgoing
 from .path import Candidate, Wish
 from .prepare import Prepared
-from .talk import Wire
+from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
-from .url import host_of, tcp_url
-from .ways import Ways, ports_toward
-from .wire import MAX_FRAME, decode, encode
+from .verbs import library
+from .ways import Ways
+from .wire import MAX_MS
 
-__all__ = ["aconnect", "await_reply", "connect", "one_way"]
+__all__ = ["aconnect", "connect", "find_ports", "look_up", "one_way", "patience_ms", "prepare", "raise_ends"]
 
 
 @overload
@@ -95,7 +91,9 @@ def connect(
     terms = make_terms(
         qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
     )
-    made = run(connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via))
+    library()  # better now than when the listener has answered
+    story = connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via)
+    made = run_apart(story, close_all)
     return made if count is not None else made[0]
 
 
@@ -118,15 +116,19 @@ async def aconnect(
     **options: Any,
 ) -> AsyncConnection | list[AsyncConnection]:
     """The same as :func:`connect` for asyncio; gives :class:`AsyncConnection`. Nothing blocks the event loop."""
-    terms = make_terms(
-        qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
-    )
     deadline = Deadline(deadline_s, ConnectTimeout)
+    # a secret takes a while to be made into keys, and key files to be read
+    terms = await call_apart(
+        partial(
+            make_terms, qp_type, options, regions, private_data, listens=False, secret=secret, key=key,
+            peer_key=peer_key,
+        )
+    )  # fmt: skip
     made = await arun(connect_story(AsyncConnection, peer, terms, check_count(count), deadline, via))
     return made if count is not None else made[0]
 
 
-# ---- the middle
+# ---- what both fronts share
 
 
 def connect_story(
@@ -136,20 +138,24 @@ def connect_story(
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
         raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
-    ports = [via._prepared.port] if via else (yield Call(partial(ports_toward, terms.options, host_of(url))))
+    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
     trace = Trace(Role.CONNECTOR, deadline)
-    trace.mark("port", "%s for %s", ports[0], url)
-    channel = Channel(url, MAX_FRAME, terms.keys)
-    ways = Ways(ports, terms, trace, host_of(url))
     try:
+        ports = [via._prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
+        first = outgoing.address
+        yield from outgoing.reach(deadline)
+        if via is None and outgoing.address != first:  # a name has several addresses, and another one answered
+            ports = yield find_ports(terms, outgoing.address, deadline)
+        trace.mark("port", "%s for %s", ports[0], url)
+        ways = Ways(ports, terms, trace, outgoing.address)
         while True:
             try:
-                made = yield from one_way(front, channel, terms, ways, count, deadline, via)
+                made = yield from one_way(front, outgoing, terms, ways, count, deadline, via)
                 break
             except RdmaConnectError as e:
                 yield Call(partial(ways.failed, e, deadline))
     except BaseException:
-        channel.close()
+        outgoing.close()
         raise
     for connection in made:
         connection.connect_s = deadline.waited_s
@@ -159,9 +165,26 @@ def connect_story(
     return made
 
 
+def close_all(made: Sequence[Middle]) -> None:
+    """Close connections that nobody wants any more."""
+    for connection in made:
+        connection._close()
+
+
+def look_up(url: str, deadline: Deadline) -> Call:
+    """Ask for the addresses of the peer: a name server may take longer than the caller waits."""
+    host = host_of(url)
+    return Call(partial(addresses, host, port_of(url)), deadline, f"connect: look up {host}")
+
+
+def find_ports(terms: Terms, address: str, deadline: Deadline) -> Call:
+    """Rank this host's ports toward an address of the peer."""
+    return Call(partial(rank_ports, terms.options, address), deadline, "connect: find a port of this host")
+
+
 def one_way(
     front: type[M],
-    channel: Channel,
+    outgoing: Outgoing,
     terms: Terms,
     ways: Ways,
     count: int,
@@ -169,10 +192,10 @@ def one_way(
     via: Middle | None,
 ) -> Story[list[M]]:
     """Prepare, attempt, prove, by the way that is tried now."""
-    prepared = via._prepared if via else (yield Call(partial(ways.prepare, count), undo=Prepared.close))
+    prepared = via._prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
     prepared.lend()
     try:
-        joints = yield from _attempt(channel, prepared, terms, ways, deadline)
+        joints = yield from _attempt(outgoing, prepared, terms, ways, deadline)
         made = [front(prepared, lane, joint) for lane, joint in zip(prepared.lanes, joints, strict=True)]
         yield from prove(made, terms, deadline)
         return made
@@ -180,8 +203,13 @@ def one_way(
         prepared.close()
 
 
+def prepare(make: Callable[[], Prepared], deadline: Deadline) -> Call:
+    """Make queue pairs."""
+    return Call(make, deadline, "connect: make the queue pairs", undo=Prepared.close)
+
+
 def _attempt(
-    channel: Channel,
+    outgoing: Outgoing,
     prepared: Prepared,
     terms: Terms,
     ways: Ways,
@@ -189,68 +217,69 @@ def _attempt(
     prev: bytes | None = None,
 ) -> Story[list[Joint]]:
     """One hello, and what follows from it, up to RTS."""
-    handshake, trace = Handshake(Role.CONNECTOR, secrets.token_bytes(16)), ways.trace
-    assert handshake.id is not None
-    try:
-        trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
-        hello = Hello(
-            handshake.id, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev,
-            ways.target,
+    trace = ways.trace
+    trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
+
+    def hello(ident: bytes) -> Hello:
+        return Hello(
+            ident, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev, ways.target,
+            beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
         )  # fmt: skip
-        trace.mark("hello", "sent to %s", channel.url)
-        channel.send(encode(handshake.send(hello)))
-        yield from await_reply(channel, handshake, deadline)
-        return (yield from raise_ends(channel, handshake, prepared, terms, deadline, trace, ways))
-    except BaseException as e:
-        if not isinstance(e, PeerRejected) and handshake.state not in (State.CLOSED, State.IDLE):
-            channel.send(encode(handshake.send(reject_of(handshake, e))))
-        raise
+
+    conversation = yield from outgoing.ask(hello, trace, deadline)
+    return (yield from raise_ends(conversation, prepared, terms, deadline, ways))
+
+
+def patience_ms(deadline: Deadline) -> int:
+    """What a listener is told of how long this side waits."""
+    return MAX_MS if deadline.left_ms is None else max(1, deadline.left_ms)
 
 
 def raise_ends(
-    channel: Channel,
-    handshake: Handshake,
+    conversation: Conversation,
     prepared: Prepared,
     terms: Terms,
     deadline: Deadline,
-    trace: Trace,
     ways: Ways | None = None,
 ) -> Story[list[Joint]]:
     """On reply: to RTR and RTS with the listener's values, and say that it is so."""
-    reply = handshake.peer
+    reply, trace = conversation.handshake.peer, conversation.trace
     assert isinstance(reply, Reply)
-    trace.hear(reply.doors)
-    trace.mark("reply", "from %s", channel.url)
-    why = ways.why() if ways is not None else ()
-    paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
-    if ways is not None:
-        ways.theirs = reply.ports
-        ways.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
-    trace.mark("path", "%s", "; ".join(paths[0].why))
-    handles = yield Call(partial(raise_lanes, prepared, paths, rts=True))
-    trace.mark("joined", "RTR, RTS")
-    deadline.check("move to RTS")
-    channel.settle()
-    assert handshake.id is not None
-    trace.mark("ready", "sent to %s", channel.url)
-    channel.send(encode(handshake.send(Ready(handshake.id, trace.told()))))
-    wire = Wire(channel, handshake, trace)
+    try:
+        trace.mark("reply", "came")
+        why = ways.why() if ways is not None else ()
+        paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
+        if ways is not None:
+            ways.theirs = reply.ports
+            ways.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
+        trace.mark("path", "%s", "; ".join(paths[0].why))
+
+        def go_on() -> None:
+            deadline.check("move to RTR")
+            if conversation.left is not None:
+                raise conversation.failure("connect: move to RTR")
+
+        prepared.lend()
+        handles = yield Call(
+            partial(raise_lanes, prepared, paths, rts=True, go_on=go_on), deadline, "move to RTR",
+            undo=close_handles, finally_=prepared.close,
+        )  # fmt: skip
+        trace.mark("joined", "RTR, RTS")
+        trace.mark("ready", "sent")
+        try:
+            deadline.check("move to RTS")
+            conversation.say(Ready(conversation.id, trace.told()))
+        except BaseException:
+            close_handles(handles)
+            raise
+    except BaseException as e:
+        conversation.give_up(conversation.reject_of(e))
+        raise
+    token = reply.token or conversation.id
     return [
-        Joint(end, path, wire, reply.regions, reply.private_data, ah)
+        Joint(end, path, conversation, reply.regions, reply.private_data, ah, token)
         for end, path, ah in zip(reply.ends, paths, handles, strict=True)
     ]
-
-
-def await_reply(channel: Channel, handshake: Handshake, deadline: Deadline) -> Story[None]:
-    """Until the peer's reply is there."""
-    while True:
-        frame = channel.recv()
-        if frame is None:
-            if deadline.left_s <= 0:
-                raise deadline.exceeded("connect: wait for the peer's reply", channel.seen())
-            yield channel.wait(deadline)
-        elif handshake.receive(decode(frame)) is Outcome.MOVED:
-            return
 
 
 def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None) -> Story[None]:
@@ -259,13 +288,16 @@ def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None)
     prev, trace = connection._known_as, Trace(Role.CONNECTOR, deadline)
     connection._part()
     prepared = connection._prepared
-    yield Call(prepared.lanes[0].restart)
-    channel = Channel(url, MAX_FRAME, terms.keys)
+    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    prepared.lend()
     try:
-        joints = yield from _attempt(channel, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev)
+        yield Call(prepared.lanes[0].restart)
+        joints = yield from _attempt(outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev)
+        connection._join(joints[0])
+        yield from prove([connection], terms, deadline, again=True)
     except BaseException:
-        channel.close()
+        outgoing.close()
         raise
-    connection._join(joints[0])
-    yield from prove([connection], terms, deadline, again=True)
+    finally:
+        prepared.close()
     trace.mark("connected", "anew in %.1f ms", deadline.waited_s * 1000)

@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any
 
 from .abi import AccessFlags
-from .driver import arun, run
 from .endpoint import RemoteRegion
 from .memory import MR
 from .middle import Middle
+from .story import arun, run, run_apart
 
 __all__ = ["AsyncConnection", "Connection"]
 
@@ -185,11 +185,11 @@ class Connection(Middle):
             StateError: closed, or made together with others.
             RdmaConnectError: as ``connect`` and ``accept``; then the connection can be tried again.
         """
-        run(self._reconnect(deadline_s))
+        run_apart(self._reconnect(deadline_s))
 
     def close(self) -> None:
         """Tell the peer, flush what is outstanding, free everything. Twice is fine."""
-        self._close()
+        run_apart(self._closing())
 
     def __enter__(self) -> Connection:
         return self

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from .errors import DeadlineExceeded
 
-__all__ = ["Deadline", "wait_readable"]
+__all__ = ["Deadline", "wait_readable", "wait_ready"]
 
 _POLL_MAX_MS = 2**31 - 1
 
@@ -58,19 +58,29 @@ class Deadline:
             raise self.exceeded(stage, hint)
 
 
-def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> set[int]:
-    """Sleep until one of the descriptors can be read, the slice is over, or the deadline has passed.
+def wait_ready(
+    readable: Iterable[int], writable: Iterable[int], deadline: Deadline, slice_ms: int | None = None
+) -> set[int]:
+    """Sleep until one of the descriptors is ready, the slice is over, or the deadline has passed.
 
     Args:
-        fds: descriptors.
+        readable: descriptors to be read.
+        writable: descriptors to be written.
         deadline: how long to sleep at most.
         slice_ms: milliseconds after which to look again anyway.
 
     Returns:
-        Those that can be read; empty if time was up.
+        Those that are ready; empty if time was up.
     """
     poller = select.poll()
-    for fd in fds:
+    for fd in readable:
         poller.register(fd, select.POLLIN)
+    for fd in writable:
+        poller.register(fd, select.POLLOUT)
     limits = [ms for ms in (deadline.left_ms, slice_ms) if ms is not None]
     return {fd for fd, _ in poller.poll(min(limits) if limits else None)}
+
+
+def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> set[int]:
+    """Sleep until one of the descriptors can be read; see :func:`wait_ready`."""
+    return wait_ready(fds, (), deadline, slice_ms)

@@ -18,6 +18,7 @@ from .device_attr import DeviceAttr, RtValues
 from .endpoint import Gid, GidEntry, Options
 from .errors import DeviceError, LibraryError, StateError, VerbsError
 from .events import AsyncEvents
+from .fork import in_child, over_fork
 from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
 from .handle import Owned, exclusive
 from .port import Port
@@ -264,8 +265,8 @@ def _forked() -> None:
     _opened.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_forked)
+over_fork(lambda: _lock.acquire(), lambda: _lock.release())
+in_child(_forked)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
@@ -104,11 +104,25 @@ class Engine:
 
     def close(self) -> None:
         """Free everything, the last made first. Twice is fine."""
+        errors: list[BaseException] = []
         with self.lock:
             for lane in list(self.lanes.values()):
-                lane.close()
+                with _noted(errors):
+                    lane.close()
             while self._closers:
-                self._closers.pop().close()
+                with _noted(errors):
+                    self._closers.pop().close()
+        if errors:
+            raise errors[0]
+
+
+@contextmanager
+def _noted(errors: list[BaseException]) -> Iterator[None]:
+    """Go on after an error, and note it: what can be freed is freed."""
+    try:
+        yield
+    except Exception as e:  # noqa: BLE001
+        errors.append(e)
 
 
 class Lane:

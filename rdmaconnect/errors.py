@@ -251,11 +251,13 @@ class PeerRejected(RdmaConnectError):
         errno: its error number, or 0.
         reason: its own words.
         ports: other ports of it that could be tried (``PortAddress``).
+        again_ms: it is busy: the same may be asked again after so many milliseconds; 0 if it need not be.
     """
 
-    def __init__(self, stage: str, errno: int, reason: str, ports: Sequence[object] = ()) -> None:
+    def __init__(self, stage: str, errno: int, reason: str, ports: Sequence[object] = (), again_ms: int = 0) -> None:
         super().__init__(f"connect: the peer refused at {stage}: {reason}")
         self.stage, self.errno, self.reason, self.ports = stage, errno, reason, tuple(ports)
+        self.again_ms = again_ms
 
 
 class PeerClosed(RdmaConnectError, ConnectionError):

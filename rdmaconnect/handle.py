@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import sys
 import threading
 import warnings
@@ -32,6 +31,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .errors import RdmaConnectError, StateError, VerbsError
+from .fork import in_child
 
 __all__ = ["Owned", "exclusive", "holding"]
 
@@ -47,16 +47,14 @@ _GONE = {errno.EIO, errno.ENODEV}
 _kept: list[Owned] = []
 
 
-def _disown() -> None:
+def _forked() -> None:
     """In a forked process: nothing is its own, and no lock is held by a thread that there is no more."""
     for owned in list(_here):
-        owned._pointer, owned._forked = None, True
-        owned._lock, owned._ending = threading.RLock(), threading.RLock()
+        owned._disown()
     _here.clear()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork, and the pure parts are of use there too
-    os.register_at_fork(after_in_child=_disown)
+in_child(_forked)
 
 
 def exclusive(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
@@ -162,6 +160,11 @@ class Owned:
 
     def _freed(self, pointer: Any) -> None:
         """Give back what is this process's, once ``pointer`` is free or its device is gone."""
+
+    def _disown(self) -> None:
+        """It belongs to the process that has just forked this one."""
+        self._pointer, self._forked = None, True
+        self._lock, self._ending = threading.RLock(), threading.RLock()
 
     def _answers(self) -> bool:
         """Whether the device is there, as far as anything that it was made from knows how to ask."""

@@ -13,9 +13,10 @@ moves the queue pairs between ``receive`` and the answer, and hands in the rando
     AGREED    <-- reply --            ANSWERED
               (queue pair to RTR, RTS)
     JOINED    -- ready -->            JOINED     (queue pair to RTS)
+              <-- joined --
               -- proof -->
               <-- proof --            (each after the other's probes have arrived)
-              -- beat, beat --
+              -- beat, beat --        (from the reply on)
     CLOSED    <-- reject, bye -->     CLOSED
 """
 
@@ -25,7 +26,7 @@ from enum import Enum
 
 from .abi import QpType
 from .errors import LocalProtocolError, PeerRejected, RemoteProtocolError
-from .messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply
+from .messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply
 
 __all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State", "counts"]
 
@@ -73,10 +74,15 @@ RECEIVES: dict[Role, dict[tuple[State, type], State]] = {
     _L: {(_S.IDLE, Hello): _S.HEARD, (_S.ANSWERED, Ready): _S.JOINED},
 }
 
+#: from the reply on each side says that it is there
+BEATING = (_S.ANSWERED, _S.AGREED, _S.JOINED)
+
 for _table in (SENDS, RECEIVES):
     for _role in Role:
         _table[_role].update({(s, Reject): _S.CLOSED for s in State if s is not _S.CLOSED})
-        _table[_role].update({(_S.JOINED, Proof): _S.JOINED, (_S.JOINED, Beat): _S.JOINED, (_S.JOINED, Bye): _S.CLOSED})
+        _table[_role].update({(_S.JOINED, Proof): _S.JOINED, (_S.JOINED, Bye): _S.CLOSED})
+        _table[_role].update({(s, Beat): s for s in BEATING})
+SENDS[_L][_S.JOINED, Joined] = RECEIVES[_C][_S.JOINED, Joined] = _S.JOINED
 
 
 def counts(theirs: bytes, mine: bytes) -> bool:
@@ -100,13 +106,14 @@ class Handshake:
         state: where it stands.
         peer: the hello or reply that came, or None.
         proved: whether the peer said that it has received our probes.
+        met: whether the peer is known to be in RTS: its silence on the data path means something.
         said: the message sent since the last one came, that is the answer to it; None while there is none.
     """
 
     def __init__(self, role: Role, id: bytes | None = None) -> None:
         self.role, self.id, self.state = role, id, State.IDLE
         self.peer: Hello | Reply | None = None
-        self.proved = False
+        self.proved = self.met = False
         self._heard: Message | None = None
         self.said: Message | None = None
 
@@ -125,7 +132,8 @@ class Handshake:
                 f"{self.role.value}: a {type(message).__name__.lower()} may not be sent while {self.state.value}."
             )
         self.state = SENDS[self.role][key]
-        self.said = message
+        if not isinstance(message, Beat | Joined):
+            self.said = message
         return message
 
     def receive(self, message: Message) -> Outcome:
@@ -157,12 +165,16 @@ class Handshake:
                     f"connector: asked for {len(asked)} queue pairs of type {asked[0]}, "
                     f"the peer replied with {len(given)} of type {given[0]}."
                 )
-        self.state, self._heard, self.said = RECEIVES[self.role][key], message, None
+        self.state = RECEIVES[self.role][key]
+        self.met = self.met or isinstance(message, Ready | Joined | Proof)
+        if isinstance(message, Beat | Joined):
+            return Outcome.MOVED
+        self._heard, self.said = message, None
         if isinstance(message, Hello | Reply):
             self.peer = message
         self.proved = self.proved or isinstance(message, Proof)
         if isinstance(message, Reject):
-            raise PeerRejected(message.stage, message.errno, message.why, message.ports)
+            raise PeerRejected(message.stage, message.errno, message.why, message.ports, message.again_ms)
         return Outcome.MOVED
 
     @property

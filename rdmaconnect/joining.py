@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .address import AddressHandle
 from .deadline import Deadline
-from .driver import Story
 from .endpoint import Endpoint, Options, PortAddress
 from .errors import PeerRejected, RemoteProtocolError
-from .handshake import NO_ID, Handshake
-from .messages import Reject
 from .middle import Middle
 from .path import Agreement, Path, make_path
 from .prepare import Prepared
 from .probe import Prober
+from .story import Story
 from .terms import Terms
 
-__all__ = ["abandon", "make_paths", "prove", "raise_lanes", "reject_of", "used_ports"]
+__all__ = ["abandon", "close_handles", "make_paths", "prove", "raise_lanes", "used_ports"]
 
 
 def make_paths(
@@ -43,31 +41,36 @@ def used_ports(here: PortAddress, there: PortAddress, path: Path) -> tuple[PortA
     return tuple(port.only(gid) for port, gid in zip((here, there), pair, strict=True))  # type: ignore[return-value]
 
 
-def raise_lanes(prepared: Prepared, paths: Sequence[Path], *, rts: bool) -> list[AddressHandle | None]:
-    """All queue pairs to RTR and, if ``rts``, to RTS; for UD, an address handle for each. Blocks."""
+def raise_lanes(
+    prepared: Prepared, paths: Sequence[Path], *, rts: bool, go_on: Callable[[], None]
+) -> list[AddressHandle | None]:
+    """All queue pairs to RTR and, if ``rts``, to RTS; for UD, an address handle for each. Blocks.
+
+    Args:
+        prepared: the queue pairs.
+        paths: one for each.
+        rts: whether to go on to RTS.
+        go_on: called before each queue pair; raises if it is not worth while any more.
+    """
     handles: list[AddressHandle | None] = []
     try:
         for lane, path in zip(prepared.lanes, paths, strict=True):
+            go_on()
             lane.to_rtr(path)
             if rts:
                 lane.to_rts(path)
             handles.append(AddressHandle(prepared.engine.pd, path.ah_attr) if lane.is_ud else None)
     except BaseException:
-        for handle in handles:
-            if handle is not None:
-                handle.close()
+        close_handles(handles)
         raise
     return handles
 
 
-def reject_of(
-    handshake: Handshake, error: BaseException, stage: str = "", ports: tuple[PortAddress, ...] = ()
-) -> Reject:
-    """What the other end is told of an error here."""
-    number = getattr(error, "errno", None)
-    words = str(error) or type(error).__name__
-    stage = stage or handshake.state.value
-    return Reject(handshake.id or NO_ID, stage, number if isinstance(number, int) else 0, words, ports)
+def close_handles(handles: Sequence[AddressHandle | None]) -> None:
+    """Free what :func:`raise_lanes` made."""
+    for handle in handles:
+        if handle is not None:
+            handle.close()
 
 
 def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bool = False) -> Story[None]:
@@ -79,20 +82,19 @@ def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bo
                 yield from prober.story()
             finally:
                 prober.close()
-            made[0]._wire.trace.mark("proven", "the peer has our probes, and we its")
+            made[0]._conversation.trace.mark("proven", "the peer has our probes, and we its")
     except BaseException as e:
         abandon(made, e, again=again)
         raise
     for connection in made:
-        connection._known_as = connection._wire.id
+        connection._known_as = connection._token
 
 
 def abandon(made: Sequence[Middle], error: BaseException, *, again: bool = False) -> None:
     """Tell the peer why the proof failed, and close everything; what was connected ``again`` can be so once more."""
-    wire = made[0]._wire
-    if wire.left is None and not isinstance(error, PeerRejected):
-        wire.give_up(reject_of(wire.handshake, error, "prove the data path"))
-    wire.left = wire.left or str(error)
+    conversation = made[0]._conversation
+    if not isinstance(error, PeerRejected):
+        conversation.give_up(conversation.reject_of(error, "prove the data path"))
     for connection in made:
         if not again:
             connection._close()

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from .connection import AsyncConnection, Connection
 from .device import rank_ports
-from .driver import arun, run
-from .reception import Reception
+from .exchange.url import tcp_url
+from .listening import MAX_HALF_OPEN, MAX_QPS, ListenerCore
+from .story import arun, call_apart, run_apart
 from .terms import Terms, make_terms, parse_qp_type
-from .url import tcp_url
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
 
-class Listener(Reception[Connection]):
+class Listener(ListenerCore[Connection]):
     """Takes connections on one address. Made by :func:`listen`; a context manager."""
 
-    _front = Connection
+    front = Connection
 
     def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> Connection:
         """The next connection; those that were made together come one after the other.
@@ -37,11 +38,11 @@ class Listener(Reception[Connection]):
             StateError: the listener is closed.
             RdmaConnectError: with ``tolerant=False``, whatever went wrong with the first peer.
         """
-        return run(self._accept(deadline_s, tolerant))
+        return run_apart(self._accept(deadline_s, tolerant), self._put_back)
 
     def close(self) -> None:
         """Stop listening; connections that were accepted live on. Twice is fine."""
-        self._close()
+        run_apart(self._closing())
 
     def __enter__(self) -> Listener:
         return self
@@ -52,10 +53,10 @@ class Listener(Reception[Connection]):
         self.close()
 
 
-class AsyncListener(Reception[AsyncConnection]):
+class AsyncListener(ListenerCore[AsyncConnection]):
     """The same for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
 
-    _front = AsyncConnection
+    front = AsyncConnection
 
     async def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> AsyncConnection:
         """See :meth:`Listener.accept`."""
@@ -86,12 +87,15 @@ def _open(
     address: str,
     qp_types: Collection[str],
     share_ud: bool,
-    terms: Terms,
+    max_half_open: int,
+    max_qps: int,
+    make: Callable[[], Terms],
 ) -> L:
+    terms = make()
     types = [parse_qp_type(name) for name in qp_types]
     url = tcp_url(address, bind=True)
     rank_ports(terms.options)  # better now than when the first connector asks
-    return kind(url, terms, types, share_ud)
+    return kind(url, terms, types, share_ud, max_half_open, max_qps)
 
 
 def listen(
@@ -99,6 +103,8 @@ def listen(
     *,
     qp_types: Collection[str] = ("RC", "UC", "UD"),
     share_ud: bool = False,
+    max_half_open: int = MAX_HALF_OPEN,
+    max_qps: int = MAX_QPS,
     regions: Mapping[str, Any] | None = None,
     private_data: bytes = b"",
     secret: str | bytes | None = None,
@@ -108,11 +114,17 @@ def listen(
 ) -> Listener:
     """Listen for connectors.
 
+    They are connected as they come, whether ``accept`` is called or not, and wait there like TCP connections
+    in a backlog.
+
     Args:
         address: ``"*"`` for all addresses, ``"host"``, ``"host:port"`` or a ``tcp://`` url. The port
             defaults to 18515; 0 takes a free one, see ``Listener.url``.
         qp_types: the types that a connector may ask for.
         share_ud: whether one queue pair serves all UD peers.
+        max_half_open: connections that may be under way, or made and not yet accepted; a connector beyond them
+            is told to try again, and does so until its own deadline.
+        max_qps: the same for the queue pairs of all of them.
         regions: named memory that every peer may use: name -> anything with a buffer.
         private_data: for each peer's application, at most 4096 bytes.
         secret: the shared secret that protects the exchange; by default RDMACONNECT_SECRET of the
@@ -121,15 +133,17 @@ def listen(
         **options: see :class:`Options`.
 
     Returns:
-        The listener; connectors are queued from now on.
+        The listener; connectors are taken from now on.
 
     Raises:
         ValueError, TypeError: an argument that cannot be meant.
         OSError: the address is taken or not one of this host.
         DeviceError, LibraryError, VerbsError: this host has no usable RDMA device.
     """
-    terms = make_terms("RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key)
-    return _open(Listener, address, qp_types, share_ud, terms)
+    make = partial(
+        make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
+    )
+    return _open(Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
 
 
 async def alisten(
@@ -137,6 +151,8 @@ async def alisten(
     *,
     qp_types: Collection[str] = ("RC", "UC", "UD"),
     share_ud: bool = False,
+    max_half_open: int = MAX_HALF_OPEN,
+    max_qps: int = MAX_QPS,
     regions: Mapping[str, Any] | None = None,
     private_data: bytes = b"",
     secret: str | bytes | None = None,
@@ -145,5 +161,7 @@ async def alisten(
     **options: Any,
 ) -> AsyncListener:
     """The same as :func:`listen` for asyncio; gives an :class:`AsyncListener`."""
-    terms = make_terms("RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key)
-    return _open(AsyncListener, address, qp_types, share_ud, terms)
+    make = partial(
+        make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
+    )
+    return await call_apart(partial(_open, AsyncListener, address, qp_types, share_ud, max_half_open, max_qps, make))

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from .abi import QpType
-from .connect import raise_ends
+from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
 from .connection import AsyncConnection, Connection
+from .conversation import BEAT_MS, Conversation
 from .deadline import Deadline
 from .device import open_device
-from .driver import Call, Story, Wait, arun, run
-from .errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
-from .half import HALF_OPEN_S, Half
-from .handshake import Handshake, Outcome, Role, State, counts
-from .joining import prove, reject_of
+from .errors import ConnectTimeout, PeerClosed, RdmaConnectError, StateError
+from .exchange.acceptor import Acceptor
+from .exchange.channel import Channel
+from .exchange.url import tcp_url
+from .handshake import Handshake, Role, State, counts
+from .incoming import LOOK_S, Incoming
+from .joining import prove
 from .messages import Hello
-from .middle import M
-from .oob import Channel, Service
+from .middle import M, Middle
+from .outgoing import Outgoing
 from .path import Wish
 from .prepare import Prepared
+from .story import Call, Story, Wait, arun, call_apart, run_apart
 from .terms import Terms, make_terms
 from .trace import Trace
-from .url import host_of, tcp_url
-from .ways import ports_toward
-from .wire import MAX_FRAME, decode, encode
+from .verbs import library
+from .wakeup import Signal
+from .wire import MAX_FRAME, decode
+from .workers import here
 
 __all__ = ["ameet", "meet"]
 
@@ -65,7 +70,9 @@ def meet(
         OSError: the local address is taken or not one of this host.
         RdmaConnectError, ValueError, TypeError: as ``connect`` and ``listen``.
     """
-    return run(_story(Connection, local, peer, *_terms(qp_type, options, regions, private_data, secret), deadline_s))
+    terms = _terms(qp_type, options, regions, private_data, secret)
+    library()
+    return run_apart(_story(Connection, local, peer, *terms, deadline_s), Connection._close)
 
 
 async def ameet(
@@ -80,7 +87,7 @@ async def ameet(
     **options: Any,
 ) -> AsyncConnection:
     """The same as :func:`meet` for asyncio; gives an :class:`AsyncConnection`."""
-    terms = _terms(qp_type, options, regions, private_data, secret)
+    terms = await call_apart(partial(_terms, qp_type, options, regions, private_data, secret))
     return await arun(_story(AsyncConnection, local, peer, *terms, deadline_s))
 
 
@@ -100,147 +107,243 @@ def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms,
     deadline = Deadline(deadline_s, ConnectTimeout)
     url = tcp_url(peer)
     trace = Trace(Role.CONNECTOR, deadline)
-    ports = yield Call(partial(ports_toward, calling.options, host_of(url)))
-    trace.mark("port", "%s for %s", ports[0], url)
-    service = Service(tcp_url(local, bind=True), MAX_FRAME, called.keys)
-    meeting: _Meeting | None = None
-    prepared: Prepared | None = None
+    meeting = _Meeting(front, called, tcp_url(local, bind=True))
     try:
-        prepared = yield Call(
-            lambda: Prepared(open_device(ports[0].device), ports[0], calling.qp_type, calling.options, calling.regions),
-            undo=Prepared.close,
-        )
-        assert prepared is not None
-        trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
-        meeting = _Meeting(front, service, url, prepared, calling, called, trace)
-        connection = yield from meeting.story(deadline)
-    finally:
-        if meeting is not None:
-            meeting.close()
-        elif prepared is not None:
+        outgoing = Outgoing(url, (yield look_up(url, deadline)), calling.keys)
+        meeting.expect(outgoing)
+        ports = yield find_ports(calling, outgoing.address, deadline)
+        trace.mark("port", "%s for %s", ports[0], url)
+
+        def make() -> Prepared:
+            context = open_device(ports[0].device)
+            return Prepared(context, ports[0], calling.qp_type, calling.options, calling.regions)
+
+        prepared = yield prepare(make, deadline)
+        prepared.lend()
+        try:
+            trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
+            connection = yield from meeting.story(prepared, calling, trace, deadline)
+        finally:
             prepared.close()
-        service.close()
+    finally:
+        meeting.close()
     connection.connect_s = deadline.waited_s
     made: M = connection
     return made
 
 
-class _Meeting:
-    """Two conversations with the same peer, of which one counts."""
+class _Caller:
+    """The channel of somebody who calls: gives what comes to the conversation that it belongs to."""
 
-    def __init__(
-        self,
-        front: type[Any],
-        service: Service,
-        url: str,
-        prepared: Prepared,
-        calling: Terms,
-        called: Terms,
-        trace: Trace,
-    ) -> None:
-        prepared.lend()
-        self._trace = trace
-        self._front, self._service, self._url, self._prepared = front, service, url, prepared
-        self._calling, self._called = calling, called
-        self._halves: list[Half] = []
-        self._answering: Half | None = None
-        self._channel: Channel | None = None
-        self._call()
+    def __init__(self, meeting: _Meeting, channel: Channel) -> None:
+        self._meeting, self.channel = meeting, channel
+        self.conversation: Conversation | None = None
 
-    def _call(self) -> None:
-        """Say hello on a line and with an id of its own: to the peer it is another call."""
-        if self._channel is not None:
-            self._channel.close()
-        self._channel = Channel(self._url, MAX_FRAME, self._calling.keys)
-        self.handshake = Handshake(Role.CONNECTOR, secrets.token_bytes(16))
-        assert self.handshake.id is not None
-        terms, prepared = self._calling, self._prepared
-        hello = Hello(
-            self.handshake.id, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, meet=True
-        )
-        self._trace.mark("hello", "sent to %s, to meet", self._url)
-        self._channel.send(encode(self.handshake.send(hello)))
-
-    def story(self, deadline: Deadline) -> Story[Any]:
-        """Take both conversations on until one of them stands."""
-        while True:
-            connection = (yield from self._as_caller(deadline)) or (yield from self._as_called())
-            if connection is not None:
-                return connection
-            assert self._channel is not None
-            if deadline.left_s <= 0:
-                raise deadline.exceeded(f"meet the peer at {self._url}", self._channel.seen())
-            fds = [fd for half in self._halves for fd in half.fds()]
-            yield Wait((*self._channel.filenos(), *self._service.filenos(), *fds), deadline, 50)
-
-    def _as_caller(self, deadline: Deadline) -> Story[Any]:
-        channel = self._channel
-        frame = channel.recv() if channel is not None else None
-        if channel is None or frame is None or self._answering is not None:
-            return None
-        if self.handshake.receive(decode(frame)) is not Outcome.MOVED:
-            return None
+    def took(self, frame: bytes) -> None:
         try:
-            joints = yield from raise_ends(
-                channel, self.handshake, self._prepared, self._calling, deadline, self._trace
-            )
-        except BaseException as e:
-            if not isinstance(e, PeerRejected):
-                channel.send(encode(self.handshake.send(reject_of(self.handshake, e))))
-            raise
-        connection = self._front(self._prepared, self._prepared.lanes[0], joints[0])
-        self._channel = None
-        yield from prove([connection], self._calling, deadline)
-        self._trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)
-        return connection
+            message = decode(frame)
+        except RdmaConnectError as e:
+            self.over(e)
+            self.channel.close()
+            return
+        current = self.conversation
+        if isinstance(message, Hello) and (current is None or message.id != current.id):
+            if current is not None:
+                current.over(PeerClosed("the peer called anew."))
+            self._meeting.called_by(self, message)
+        elif message is not None and current is not None:
+            current.hear(message)
 
-    def _as_called(self) -> Story[Any]:
-        while (line := self._service.accept()) is not None:
-            self._halves.append(Half(line, self._front))
-        for half in list(self._halves):
-            try:
-                before = half.handshake.state
-                state = half.listen()
-                if half.stray:
-                    self._halves.remove(half)
-                    half.line.close()
-                elif state is State.HEARD:
-                    yield from self._heard(half)
-                elif state is State.JOINED:
-                    if before is not State.JOINED:
-                        half.join(None)
-                    if half.proven():
-                        self._halves.remove(half)
-                        return half.done()[0]
-                if half is self._answering:
-                    half.deadline.check("meet: wait for the peer", "It called, and did not go on.")
-            except RdmaConnectError as e:
-                self._halves.remove(half)
-                half.fail(e)
-                log.warning("meet on %s: %s: %s", self._service.url, half.line.address, e)
-                if half is self._answering:
-                    self._answering = None
-                    yield Call(self._prepared.lanes[0].restart)
-                    self._call()
+    def over(self, error: RdmaConnectError) -> None:
+        if self.conversation is not None:
+            self.conversation.over(error)
+
+    def tick(self) -> None:
+        if self.conversation is not None:
+            self.conversation.tick()
+
+
+class _Meeting:
+    """Two conversations with the same peer, of which one counts.
+
+    What the peer's own call asks for is made by :class:`Incoming`, of which this is the listening side.
+    """
+
+    def __init__(self, front: type[Middle], called: Terms, url: str) -> None:
+        self.front, self.terms, self.workers = front, called, here()
+        self._lock = threading.Lock()
+        self._changed = Signal()
+        self._outgoing: Outgoing | None = None
+        self._peers: frozenset[str] = frozenset()
+        self._early: list[tuple[_Caller, Hello]] = []
+        #: the peer's calls that may count yet, and the one that is answered
+        self._calls: list[Incoming] = []
+        self._answering: Incoming | None = None
+        self._prepared: Prepared | None = None
+        self._stands: list[Middle] = []
+        self._refused = ""
+        self._acceptor = Acceptor(url, partial(_Caller, self), MAX_FRAME, called.keys)
+
+    def expect(self, outgoing: Outgoing) -> None:
+        """This peer, and no other, is to be met."""
+        with self._lock:
+            self._outgoing = outgoing
+            self._peers = frozenset(str(address.sockaddr[0]) for address in outgoing.addresses)
+            early, self._early = self._early, []
+        for caller, hello in early:
+            self.called_by(caller, hello)
+
+    # ---- in the service thread
+
+    def called_by(self, caller: _Caller, hello: Hello) -> None:
+        """Somebody calls."""
+        channel = caller.channel
+        self._acceptor.know(channel)
+        with self._lock:
+            if self._outgoing is None:
+                self._early.append((caller, hello))
+                return
+        conversation = Conversation(Handshake(Role.LISTENER), Trace(Role.LISTENER, Deadline(None)))
+        conversation.attach(channel)
+        caller.conversation = conversation
+        conversation.hear(hello)
+        words = ""
+        if channel.address not in self._peers:
+            words = f"this side meets the peer at {', '.join(sorted(self._peers))}, and not {channel.address}."
+        elif not hello.meet:
+            words = "this side meets one peer, it does not listen: call meet()."
+        if words:
+            log.warning("meet on %s: %s: refused: %s", self._acceptor.url, channel.address, words)
+            self._refused = f"A call of {channel.address} was refused: {words}"
+            conversation.give_up(conversation.reject_of(StateError(words)))
+            self._acceptor.expect(channel)
+            return
+        incoming = Incoming(self, channel, conversation)
+        with self._lock:
+            self._calls.append(incoming)
+        conversation.on_change = partial(self._hear, incoming)
+        self._changed.notify()
+
+    def _hear(self, incoming: Incoming) -> None:
+        with self._lock:
+            answering = incoming is self._answering
+            if not answering and incoming.conversation.left is not None and incoming in self._calls:
+                self._calls.remove(incoming)
+        if answering:
+            incoming.wake()
+
+    # ---- in worker threads: what an incoming connection asks
+
+    def held(self, incoming: Incoming) -> Middle | None:
         return None
 
-    def _heard(self, half: Half) -> Story[None]:
-        """The peer called too: the smaller id counts. It may count later, when this side has called anew."""
-        if not half.hello.meet:
-            raise StateError("this side meets one peer, it does not listen: call meet().")
-        assert self.handshake.id is not None
-        if self._answering is None and counts(half.hello.id, self.handshake.id):
-            self._answering = half
-            half.deadline = Deadline(HALF_OPEN_S, ConnectTimeout)  # it may have waited for long
-            yield Call(partial(half.answer, self._prepared, self._called, (self._prepared.address,)))
+    def claim(self, connection: Middle, incoming: Incoming) -> bool:
+        return False
+
+    def prepare(self, incoming: Incoming) -> Prepared:
+        assert self._prepared is not None
+        incoming.ports = (self._prepared.address,)
+        return self._prepared
+
+    def proven(self, incoming: Incoming, again: Middle | None) -> None:
+        with self._lock:
+            self._calls.remove(incoming)
+            self._stands += incoming.made
+        self._changed.notify()
+
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
+        log.warning("meet on %s: %s: %s", self._acceptor.url, incoming.channel.address, error)
+        with self._lock:
+            if incoming in self._calls:
+                self._calls.remove(incoming)
+        incoming.channel.close()
+        self._changed.notify()
+
+    # ---- the story
+
+    def story(self, prepared: Prepared, calling: Terms, trace: Trace, deadline: Deadline) -> Story[Any]:
+        """Take both conversations on until one of them stands."""
+        self._prepared = prepared
+        outgoing = self._outgoing
+        assert outgoing is not None
+
+        def hello(ident: bytes) -> Hello:
+            return Hello(
+                ident, prepared.ends, Wish.of(calling.options), prepared.offered(), calling.private_data, meet=True,
+                beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
+            )  # fmt: skip
+
+        while True:
+            try:
+                conversation = yield from outgoing.begin(hello, trace, deadline)
+                answering = yield from self._await(conversation, deadline)
+                if answering is not None:
+                    connection = yield from self._await_answered(answering, deadline)
+                    if connection is not None:
+                        return connection
+                    yield Call(prepared.lanes[0].restart)  # nothing came of it: call anew
+                elif conversation.state is State.AGREED:
+                    return (yield from self._join(conversation, prepared, calling, deadline))
+                else:
+                    yield from outgoing.ask_again(conversation, deadline)
+            except ConnectTimeout as e:
+                if not e.stage.startswith("connect"):
+                    raise
+                hint = f"{outgoing.seen()} {self._refused}".rstrip()
+                raise deadline.exceeded(f"meet the peer at {outgoing.url}", hint) from None
+
+    def _await(self, conversation: Conversation, deadline: Deadline) -> Story[Incoming | None]:
+        """Until the peer replies, or its own call is the one that counts."""
+        while True:
+            seen = (self._changed, self._changed.count), (conversation.changed, conversation.changed.count)
+            if conversation.left is not None or conversation.state is State.AGREED:
+                return None
+            with self._lock:
+                counting = [call for call in self._calls if counts(call.hello.id, conversation.id)]
+                if counting:
+                    self._answering = counting[0]
+                    return self._answering
+            deadline.check("connect: wait for the peer")
+            yield Wait(deadline, changes=seen)
+
+    def _await_answered(self, answering: Incoming, deadline: Deadline) -> Story[Any]:
+        """Until the peer's call has become a connection; None if it has come to nothing."""
+        answering.renew()
+        answering.wake()
+        while True:
+            seen = self._changed.count
+            with self._lock:
+                if self._stands:
+                    return self._stands.pop()
+                if answering not in self._calls:
+                    self._answering = None
+                    return None
+            deadline.check("connect: answer the peer's call")
+            if answering.due():
+                answering.wake()
+            yield Wait(deadline, changes=((self._changed, seen),), slice_ms=round(LOOK_S * 1000))
+
+    def _join(self, conversation: Conversation, prepared: Prepared, calling: Terms, deadline: Deadline) -> Story[Any]:
+        """On the peer's reply: this side's call is the one that counts."""
+        joints = yield from raise_ends(conversation, prepared, calling, deadline)
+        connection: Any = self.front(prepared, prepared.lanes[0], joints[0])
+        self._outgoing = None  # its channel is the connection's now
+        yield from prove([connection], calling, deadline)
+        conversation.trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)
+        return connection
 
     def close(self) -> None:
-        """Drop what did not come to anything."""
-        for half in self._halves:
-            if half is self._answering:
-                half.fail(StateError("this side gave up."))
-            else:
-                half.line.close()  # without a word: the peer's own call counts
-        if self._channel is not None:
-            self._channel.close()
-        self._prepared.close()
+        """Drop what did not come to anything: without a word, where the peer's own call counts."""
+        self._acceptor.close()
+        with self._lock:
+            calls, stands = list(self._calls), list(self._stands)
+            self._stands.clear()
+        for call in calls:
+            if call is self._answering and not call.made:
+                call.stop(StateError("this side gave up."))
+            elif call is not self._answering:
+                call.channel.close()
+        for connection in stands:
+            connection._close()
+        if self._outgoing is not None:
+            self._outgoing.close()

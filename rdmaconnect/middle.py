@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -10,16 +13,17 @@ from typing import Any, NamedTuple, TypeVar
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .address import AddressHandle, UdAddress
 from .buffers import Buffer, hold
+from .conversation import Conversation
 from .deadline import Deadline
-from .driver import Call, Story, Wait
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from .engine import Lane, Sent, Source
 from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
 from .memory import MR
 from .path import Path
 from .prepare import Prepared
-from .talk import Wire
+from .story import Call, Story, Wait
 from .trace import Mark
+from .workers import here
 
 __all__ = ["Joint", "M", "Middle"]
 
@@ -27,6 +31,8 @@ __all__ = ["Joint", "M", "Middle"]
 _SLICE_MS = 50
 #: slots of the staging memory, each as large as the peer's receives
 _STAGES = 4
+#: bytes of a slot at most, whatever the peer says that it takes: what is longer is registered where it is
+_STAGE_MAX = 256 * 1024
 #: a front
 M = TypeVar("M", bound="Middle")
 _DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
@@ -37,10 +43,11 @@ class Joint(NamedTuple):
 
     peer: Endpoint
     path: Path
-    wire: Wire
+    conversation: Conversation
     remote: Mapping[str, RemoteRegion]
     private_data: bytes
     ah: AddressHandle | None
+    token: bytes = b""
 
 
 class Middle:
@@ -66,15 +73,18 @@ class Middle:
         self.regions, self.connect_s = prepared.regions, 0.0
         self._spin = min(prepared.options.spin, self.MOST_SPIN)
         self._closed = False
+        self._pid = os.getpid()
         self._again: Callable[[Middle, float | None], Story[None]] | None = None
         self._join(joint)
-        #: the id by which the peer knows it: of the last exchange that came to an end
-        self._known_as = joint.wire.id
+        #: by which the peer knows it: of the last exchange that came to an end
+        self._known_as = self._token
 
     def _join(self, joint: Joint) -> None:
         """Take the place of one end of a connection that both sides have agreed on."""
-        joint.wire.lend()
-        self._wire = joint.wire
+        joint.conversation.lend()
+        self._conversation = joint.conversation
+        #: by which it may be replaced later, or the id of an older version
+        self._token = joint.token
         self.local, self.peer, self.path, self.ah = self._lane.endpoint, joint.peer, joint.path, joint.ah
         self.remote, self.private_data = dict(joint.remote), joint.private_data
         self._source: Source = None
@@ -86,6 +96,7 @@ class Middle:
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
         most = self.peer.recv_size
         self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
+        self._stage_size = min(self.max_send_size, _STAGE_MAX)
         self._stage: memoryview | None = None
         self._stage_mr: MR | None = None
         self._stages: list[int] = []
@@ -96,9 +107,13 @@ class Middle:
             raise StateError(f"reconnect {self!r}: it shares its exchange or its queue pair. Connect anew instead.")
         yield from self._again(self, deadline_s)
 
+    def replaced(self) -> None:
+        """Its peer connects anew, and so has given this one up."""
+        self._conversation.over(PeerClosed("the peer connects anew: call reconnect()."))
+
     def _part(self) -> None:
         """Give up what joined it to its old peer; the queue pair stays."""
-        self._wire.close()
+        self._conversation.close()
         if self.ah is not None:
             self.ah.close()
         if self._stage_mr is not None:
@@ -217,7 +232,7 @@ class Middle:
                 inbox = self._inbox()
                 if inbox:
                     message: tuple[int, int] = inbox.popleft()
-                    if not self._wire.is_probe(self._lane.payload(*message)):
+                    if not self._conversation.is_probe(self._lane.payload(*message)):
                         return message
                     self._lane.repost(message[0])
 
@@ -237,7 +252,7 @@ class Middle:
             place = (source.region.addr, length, source.lkey)
         elif length == 0:
             place = (0, 0, 0)
-        elif length <= self.max_send_size and source.device is None:
+        elif length <= self._stage_size and source.device is None:
             slot, place = yield from self._staged(source, deadline, doing)
             release = lambda: self._stages.append(slot)  # noqa: E731
         else:
@@ -249,7 +264,7 @@ class Middle:
         """Copy into a free slot of the staging memory."""
         with self._engine.lock:
             if self._stage is None or self._stage_mr is None:
-                memory = mmap.mmap(-1, _STAGES * self.max_send_size)
+                memory = mmap.mmap(-1, _STAGES * self._stage_size)
                 self._stage_mr = self._register(memory, AccessFlags(0))
                 self._stage, self._stages = memoryview(memory), list(range(_STAGES))
             stage, mr = self._stage, self._stage_mr
@@ -259,7 +274,7 @@ class Middle:
                 if self._stages:
                     slot = self._stages.pop()
                     break
-        start = slot * self.max_send_size
+        start = slot * self._stage_size
         stage[start : start + source.length] = source.view
         return slot, (mr.addr + start, source.length, mr.lkey)
 
@@ -300,32 +315,34 @@ class Middle:
             self._engine.progress()
             if ready():
                 return
-        link = self._wire.filenos()
-        fds = (self._engine.channel.fileno(), *link)
         while True:
+            changed = self._conversation.changed
+            seen = changed.count
             self._check_open()
             self._engine.arm()
             self._engine.progress()
             if ready():
                 return
-            if self._lane.broken is not None or self._wire.left is not None:
+            if self._lane.broken is not None or self._conversation.left is not None:
                 raise self._over(doing, self._lane.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
-            readable = yield Wait(fds, deadline, _SLICE_MS)
-            if not readable or readable & link:
-                self._wire.look()
+            yield Wait(deadline, (self._engine.channel.fileno(),), ((changed, seen),), slice_ms=_SLICE_MS)
 
     def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
         """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
-        self._wire.look()
-        if self._wire.left is not None or error is None:
-            return PeerClosed(f"{doing}: {self._wire.left}")
+        if self._conversation.left is not None or error is None:
+            return PeerClosed(f"{doing}: {self._conversation.left}")
         return error
 
     # ---- the end
 
     def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StateError(
+                f"the connection from {self.local} to {self.peer} belongs to the process that forked this one: "
+                "connect anew here."
+            )
         if self._closed:
             raise StateError(f"the connection from {self.local} to {self.peer} is closed.")
 
@@ -337,11 +354,12 @@ class Middle:
     @property
     def lost(self) -> RdmaConnectError | None:
         """Why the connection is of no more use, or None as far as is known here. Never blocks."""
-        if self._closed:
-            return StateError(f"the connection from {self.local} to {self.peer} is closed.")
-        self._engine.progress()
-        self._wire.look()
-        if self._wire.left is not None or self._lane.broken is not None:
+        try:
+            self._check_open()
+            self._engine.progress()
+        except StateError as e:
+            return e
+        if self._conversation.left is not None or self._lane.broken is not None:
             return self._over("use the connection", self._lane.broken)
         return None
 
@@ -358,16 +376,19 @@ class Middle:
         message); none if its version does not tell them. Connections that were made together share one
         trace; ``reconnect`` begins a new one.
         """
-        return self._wire.trace.marks()
+        return self._conversation.trace.marks()
 
     def _close(self) -> None:
+        if self._pid != os.getpid():  # all of it is the parent's, locks that its threads held included
+            self._closed = True
+            return
         with self._engine.lock:
             if self._closed:
                 return
             self._closed = True
             try:
                 broken = self._lane.broken
-                self._wire.close("close" if broken is None else str(broken))
+                self._conversation.close("close" if broken is None else str(broken))
             finally:
                 self._lane.shut(self._source)
                 if self.ah is not None:
@@ -375,6 +396,12 @@ class Middle:
                 if self._stage_mr is not None:
                     self._stage_mr.close()
                 self._prepared.close()
+
+    def __del__(self) -> None:
+        # one whose constructor failed has freed itself
+        if not getattr(self, "_closed", True) and self._pid == os.getpid() and not sys.is_finalizing():
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
+            here().submit(self._close)
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .deadline import Deadline
-from .driver import Story, Wait
 from .endpoint import MTU_BYTES
 from .engine import Sent
-from .errors import CompletionError, ConnectTimeout, PeerClosed, PeerRejected, RemoteProtocolError
+from .errors import CompletionError, ConnectTimeout, RemoteProtocolError
 from .memory import MR
 from .messages import Proof
 from .middle import Middle
+from .story import Story, Wait
 
 __all__ = ["Prober", "contents"]
 
@@ -39,12 +39,13 @@ class Prober:
 
     Args:
         connections: in the order of the hello; their conversation is joined.
-        deadline: of the call that waits.
+        deadline: of the call that waits. Until the peer is known to be in RTS that alone counts: one that is
+            slow is no sign of a broken path. From then on the path has :data:`PATIENCE_S` for each probe.
     """
 
     def __init__(self, connections: Sequence[Middle], deadline: Deadline) -> None:
         first = connections[0]
-        self._connections, self._wire = connections, first._wire
+        self._connections, self._conversation = connections, first._conversation
         self._engine = first._engine
         self._sizes = tuple(sorted({min(SMALL, first.max_send_size), self._large(first, first.max_send_size)}))
         self._due = {
@@ -52,22 +53,23 @@ class Prober:
             for index, c in enumerate(connections)
         }
         self._seen: set[int] = set()
-        self._told = False
-        self._call = deadline
-        self._be_patient()
+        self._told = self._met = False
+        self._call = self._deadline = deadline
         self._sent: list[Sent] = []
         self._last: dict[int, Sent] = {}
         self._sent_at = time.monotonic()
         room = sum(self._sizes)
         memory = mmap.mmap(-1, room * len(connections))
+        ident = self._conversation.id
         for index in range(len(connections)):
-            memory[index * room : (index + 1) * room] = b"".join(contents(self._wire.id, index, n) for n in self._sizes)
+            memory[index * room : (index + 1) * room] = b"".join(contents(ident, index, n) for n in self._sizes)
         self._mr: MR = first._register(memory, AccessFlags(0))
         self._waiting = self._work()
 
     def _be_patient(self) -> None:
         """Wait anew: something came, so the path is not dead."""
         patience = PATIENCE_S + PATIENCE_EACH_S * len(self._connections)
+        self._met = True
         self._deadline = Deadline(min(self._call.left_s, patience), ConnectTimeout)
 
     @staticmethod
@@ -106,26 +108,25 @@ class Prober:
                 self._receive(index, connection)
         if not self._told and not any(self._due.values()):
             self._told = True
-            self._wire.trace.mark("proof", "sent: the peer's probes are here")
-            self._wire.say(Proof(self._wire.id, self._wire.trace.told()))
-        self._wire.look()
-        if self._told and self._wire.handshake.proved and not self._waiting:
+            self._conversation.trace.mark("proof", "sent: the peer's probes are here")
+            self._conversation.say(Proof(self._conversation.id, self._conversation.trace.told()))
+        if self._conversation.handshake.met and not self._met:
+            self._be_patient()
+        if self._told and self._conversation.handshake.proved and not self._waiting:
             # over RC each probe's own completion has come too: the memory may go
             return all(sent.status is not None for sent in self._sent)
-        if isinstance(self._wire.error, PeerRejected):
-            raise self._wire.error
-        if self._wire.left is not None:
-            raise PeerClosed(f"prove the data path: {self._wire.left}")
+        if self._conversation.left is not None:
+            raise self._conversation.failure("prove the data path")
         self._deadline.check("prove the data path", self._explain())
         return False
 
     def _post(self) -> None:
-        lossy = self._wire.handshake.lossy
+        lossy = self._conversation.handshake.lossy
         if (
             lossy
             and not self._waiting
             and time.monotonic() - self._sent_at > AGAIN_S
-            and not self._wire.handshake.proved
+            and not self._conversation.handshake.proved
         ):
             self._waiting = self._work()
         left = []
@@ -154,7 +155,7 @@ class Prober:
                 slot, length = inbox.popleft()
                 came = bytes(connection._lane.payload(slot, length))
                 connection._lane.repost(slot)
-            if came != contents(self._wire.id, index, length):
+            if came != contents(self._conversation.id, index, length):
                 raise RemoteProtocolError(
                     f"prove the data path: {length} bytes from {connection.peer} are not what was sent. "
                     "Do both ends mean the same queue pair?"
@@ -191,11 +192,16 @@ class Prober:
         )
 
     def _explain(self) -> str:
+        if not (self._met or self._seen):
+            return (
+                "The peer has replied and has not gone on since: it is busy, slow or stopped, "
+                "or of an older version, whose application is not in accept() now."
+            )
         if self._seen and not self._told:
             return f"Some probes arrived and some did not. {self._mtu_words()}"
         if self._told:
             text = "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
-        elif self._wire.handshake.proved:
+        elif self._conversation.handshake.proved:
             text = (
                 "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
                 "Does a firewall on this side drop RoCE (UDP port 4791), or are its PSNs others than the peer sends?"
@@ -208,20 +214,24 @@ class Prober:
         ud = self._connections[0].local.qp_type is QpType.UD
         return f"{text} UD also drops in silence what comes with another Q_Key." if ud else text
 
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors to wait on between two steps."""
+    def arm(self) -> None:
+        """Have the device tell of the next completion; call :meth:`advance` after it, then sleep."""
         self._engine.arm()
-        return (self._engine.channel.fileno(), *self._wire.filenos())
+
+    def fileno(self) -> int:
+        """The descriptor that tells of it."""
+        return self._engine.channel.fileno()
 
     def story(self) -> Story[None]:
         """Advance until it is proven."""
         while True:
             if self.advance():
                 return
-            fds = self.fds()
+            self.arm()
+            changes = ((self._conversation.changed, self._conversation.changed.count),)
             if self.advance():
                 return
-            yield Wait(fds, self._deadline, 50)
+            yield Wait(self._deadline, (self.fileno(),), changes, slice_ms=50)
 
     def close(self) -> None:
         """Free the probes' memory, when the device is done with it."""

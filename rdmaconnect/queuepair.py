@@ -363,7 +363,7 @@ class QueuePair(Owned):
                 requests = (request, *more)
                 for region in {region for one in requests for region in one.regions}:
                     check_open(region, self)
-                post(self._post_recv, pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
+                post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
                 return
             number = self._post_recv(pointer, request.wr, self._at_bad_recv)
             if number:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .abi import QpType
-from .curve import Keys, keys_for
 from .endpoint import Options
+from .exchange.curve import Keys, keys_for
 from .wire import MAX_QPS, check_names
 
 __all__ = ["Terms", "check_count", "make_terms", "parse_qp_type"]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .deadline import Deadline
-from .device import Port, open_device, rank_ports
-from .endpoint import Options, PortAddress
+from .device import Port, open_device
+from .endpoint import PortAddress
 from .errors import (
     ConnectTimeout,
     DeviceError,
@@ -19,30 +19,19 @@ from .errors import (
     RdmaConnectError,
     VerbsError,
 )
+from .exchange.url import loopback_of
 from .messages import Target
 from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
 from .trace import Trace
-from .url import check_name, loopback_of
 
-__all__ = ["Ways", "ports_toward"]
+__all__ = ["Ways"]
 
 #: errors of a step to RTR that another pair of GIDs or ports may not have
 PATH_ERRNOS = {
     errno.ETIMEDOUT, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODATA, errno.ENODEV, errno.EINVAL, errno.ENXIO,
 }  # fmt: skip
-
-
-def ports_toward(options: Options, host: str) -> list[Port]:
-    """The ports that could be used toward a host, the best first.
-
-    Raises:
-        ValueError: the name of the host does not resolve.
-        DeviceError, VerbsError, LibraryError: as ``rank_ports``.
-    """
-    check_name(host)
-    return rank_ports(options, host)
 
 
 class Ways:

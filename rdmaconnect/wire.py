@@ -1,20 +1,22 @@
 """The messages of the out-of-band exchange, as bytes. Pure. This head is the protocol's specification.
 
 Transport
-    ZeroMQ. The listener binds a ROUTER, the connector connects a DEALER. Each message is one frame,
-    at most ``MAX_FRAME`` bytes. Default TCP port 18515.
+    ZeroMQ (ZMTP 3, NULL or CURVE) over one TCP connection for each peer; both ends are a DEALER, and a ROUTER
+    is spoken with too. Each message is one frame, at most ``MAX_FRAME`` bytes; above 64 KiB only a hello that
+    asks for many queue pairs, and its reply. A connection whose first bytes are no ZMTP 3 greeting with the
+    mechanism expected is closed; so is one without a hello for 10 s. Default TCP port 18515.
 
 Encoding
     One MessagePack map with text keys. Integers are MessagePack integers of any width, identifiers
-    are ``bin``, text is UTF-8. Unknown keys are ignored; a missing key or a value out of range makes
-    the message invalid. GIDs are 16 raw bytes in network order.
+    are ``bin``, text is UTF-8. Unknown keys and unknown types of messages are ignored; a missing key or a
+    value out of range makes the message invalid. GIDs are 16 raw bytes in network order.
 
 Every message has
     ======  =====  ==============================================================
     key     type   meaning
     ======  =====  ==============================================================
     v       int    major version of the protocol, 1. Another one is refused.
-    t       text   ``hello``, ``reply``, ``ready``, ``proof``, ``beat``, ``reject`` or ``bye``
+    t       text   ``hello``, ``reply``, ``ready``, ``joined``, ``proof``, ``beat``, ``reject`` or ``bye``
     id      bin    16 random bytes, one per attempt to connect, chosen by the connector
     ======  =====  ==============================================================
 
@@ -34,17 +36,28 @@ hello (connector to listener) and reply (listener to connector) have besides
 
 hello
     wish    map    mtu (``ibv_mtu``), sl, tc, fl, pkey (int or nil), probe (bool: see below)
-    prev    bin    id of the connection that this one takes the place of, or nil
+    prev    bin    ``token`` of the reply to the connection that this one takes the place of, or nil
     want    array  [device, port number, connector's GID, listener's GID] that the listener is to use,
                    the GIDs 16 bytes or nil; or nil for its own choice
     meet    bool   both sides call each other: see below
+    patience  int  may be missing: milliseconds for which the connector goes on waiting, at most 2**31 - 1
 
 reply
     agree   map    cg and lg (the connector's and the listener's GID entry, both nil where LIDs are
                    used), mtu, sl, tc, fl, pkey (15 bits)
     ports   array  of port maps: all that the listener could use, at most 16
+    token   bin    may be missing: 16 random bytes, for ``prev`` of a later hello of the same connector. Only the
+                   two ends know them: they are sent nowhere else, and with key files the connector's key has to
+                   be the same besides
+
+hello and reply may have besides
+    beat    int    milliseconds, 100 to 60,000: the sender says ``beat`` so often, from its reply or its taking of
+                   the reply on, whatever its application is at. A peer that announced it and is silent for ten
+                   of them, and 10 s at least, is gone. To a peer that announced none no beat and no joined is sent.
 
 ready (connector to listener): the connector is in RTS.
+
+joined (listener to connector): the listener is in RTS.
 
 proof (either way, after ready): the sender has received the peer's probes, whole.
 
@@ -54,13 +67,15 @@ reply, ready and proof may have besides
                    connector's call, the arrival of the hello). For people; missing means none. The doors
                    ``hello``, ``reply`` and ``ready`` are where that message is sent, or has come.
 
-beat (either way, after ready): nothing more. It is not answered: sending it shows whether the peer is there.
+beat (either way, after the reply): nothing more. It is not answered.
 
 reject (either way, at any time)
     stage   text   the door at which it failed, at most 64 characters
     errno   int    0 to 4095; 0 if none
     why     text   in words, at most 2048 characters
     ports   array  of port maps, as in reply; empty from a connector
+    again   int    may be missing: the listener is busy; the connector may ask again, with a new id, after so many
+                   milliseconds, at most 60,000
 
 bye (either way, after ready)
     why     text   in words, at most 2048 characters
@@ -95,7 +110,7 @@ import msgpack
 from .abi import GidType, LinkLayer, Mtu, QpType
 from .endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from .errors import RemoteProtocolError
-from .messages import Beat, Bye, Doors, Hello, Message, Proof, Ready, Reject, Reply, Target
+from .messages import Beat, Bye, Doors, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
 from .path import Agreement, Wish
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
@@ -112,13 +127,15 @@ MAX_ERRNO = 4095
 MAX_DOORS = 64
 MAX_DOOR = 16
 MAX_US = 2**53
+MAX_MS = 2**31 - 1
+TOKEN = 16
 
 
 def encode(message: Message) -> bytes:
     """The bytes of one message.
 
     Args:
-        message: any of the seven.
+        message: any of the eight.
 
     Returns:
         One frame.
@@ -133,14 +150,15 @@ def encode(message: Message) -> bytes:
     return frame
 
 
-def decode(frame: bytes) -> Message:
+def decode(frame: bytes) -> Message | None:
     """One message from its bytes.
 
     Args:
         frame: as it came; nothing in it is trusted.
 
     Returns:
-        The message, every value in range.
+        The message, every value in range; None for one of a type that this side does not know, which a later
+        version may send.
 
     Raises:
         RemoteProtocolError: if it is too long, not MessagePack, of another version, or invalid in any part.
@@ -164,9 +182,8 @@ def decode(frame: bytes) -> Message:
     try:
         kind = _get(body, "t", str)
         reader = _DECODERS.get(kind)
-        if reader is None:
-            raise ValueError(f"t is {_short(kind)}")
-        return reader(_bytes(body, "id", 16, 16), body)
+        ident = _bytes(body, "id", 16, 16)
+        return None if reader is None else reader(ident, body)
     except (ValueError, TypeError, OverflowError, RecursionError) as e:
         raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
 
@@ -362,6 +379,15 @@ def _take_target(value: Any) -> Target | None:
     return Target(_text({"dev": device}, "dev", 64), _int({"num": port_num}, "num", 254, 1), *gids)
 
 
+def _put_given(**values: int | bytes) -> dict[str, Any]:
+    """Keys that may be missing: those without a value are."""
+    return {key: value for key, value in values.items() if value}
+
+
+def _take_ms(body: Any, key: str, most: int, least: int = 0) -> int:
+    return _int(body, key, most, least) if key in body else 0
+
+
 def _take_ports(body: Any) -> tuple[PortAddress, ...]:
     return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
 
@@ -379,15 +405,17 @@ def _take_doors(body: Any) -> Doors:
 
 def _put_hello(m: Hello) -> dict[str, Any]:
     last = {"prev": m.prev, "want": _put_target(m.target), "meet": m.meet}
-    return {**_put_side(m), "wish": _put_wish(m.wish), **last}
+    more = _put_given(beat=m.beat_ms, patience=min(m.patience_ms, MAX_MS))
+    return {**_put_side(m), "wish": _put_wish(m.wish), **last, **more}
 
 
 def _take_hello(ident: bytes, body: Any) -> Hello:
     ends, regions, data = _take_side(body)
     prev, target = _optional_bytes(body, "prev", 16), _take_target(_value(body, "want"))
     return Hello(
-        ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool)
-    )
+        ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool),
+        _take_ms(body, "beat", 60_000, 100), _take_ms(body, "patience", MAX_MS),
+    )  # fmt: skip
 
 
 def _put_reply(m: Reply) -> dict[str, Any]:
@@ -396,23 +424,28 @@ def _put_reply(m: Reply) -> dict[str, Any]:
         "agree": _put_agreement(m.agreement),
         "ports": [_put_port(port) for port in m.ports],
         **_put_doors(m.doors),
+        **_put_given(token=m.token, beat=m.beat_ms),
     }
 
 
 def _take_reply(ident: bytes, body: Any) -> Reply:
     ends, regions, data = _take_side(body)
     agreement = _take_agreement(_get(body, "agree", dict))
-    return Reply(ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body))
+    token = _bytes(body, "token", TOKEN, TOKEN) if "token" in body else b""
+    return Reply(
+        ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body), token,
+        _take_ms(body, "beat", 60_000, 100),
+    )  # fmt: skip
 
 
 def _put_reject(m: Reject) -> dict[str, Any]:
     words = {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}
-    return {**words, "ports": [_put_port(port) for port in m.ports]}
+    return {**words, "ports": [_put_port(port) for port in m.ports], **_put_given(again=m.again_ms)}
 
 
 def _take_reject(ident: bytes, body: Any) -> Reject:
     words = _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
-    return Reject(ident, *words, _take_ports(body))
+    return Reject(ident, *words, _take_ports(body), _take_ms(body, "again", 60_000))
 
 
 #: each type's name, how it is written, how it is read
@@ -420,6 +453,7 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes,
     (Hello, "hello", _put_hello, _take_hello),
     (Reply, "reply", _put_reply, _take_reply),
     (Ready, "ready", lambda m: _put_doors(m.doors), lambda ident, body: Ready(ident, _take_doors(body))),
+    (Joined, "joined", lambda m: {}, lambda ident, body: Joined(ident)),
     (Proof, "proof", lambda m: _put_doors(m.doors), lambda ident, body: Proof(ident, _take_doors(body))),
     (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
     (Reject, "reject", _put_reject, _take_reject),

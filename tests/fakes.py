@@ -12,18 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rdmaconnect.driver import Call, Story, Wait
+from rdmaconnect.reception import Reception
 from samples import end
 
 from rdmaconnect import deadline, reception, ways
 from rdmaconnect.abi import QpType
 from rdmaconnect.device import Port
-from rdmaconnect.driver import Call, Story, Wait
 from rdmaconnect.endpoint import Options, RemoteRegion
 from rdmaconnect.errors import PeerClosed
 from rdmaconnect.handshake import Handshake
 from rdmaconnect.messages import Message
 from rdmaconnect.path import Path, narrow
-from rdmaconnect.reception import Reception
 from rdmaconnect.terms import Terms, make_terms
 from rdmaconnect.wire import decode
 

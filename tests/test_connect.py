@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 from fakes import Channel, FakeListener, Front, Host, Net, Teller, connect, install, joined, tell, terms
+from rdmaconnect.driver import arun
+from rdmaconnect.reception import Reception
 from samples import V1, V2, gid, port
 
 from rdmaconnect import half, reception, ways
 from rdmaconnect.connect import connect_story
 from rdmaconnect.deadline import Deadline
-from rdmaconnect.driver import arun
 from rdmaconnect.endpoint import Gid
 from rdmaconnect.errors import ConnectTimeout, DeviceError, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
 from rdmaconnect.messages import Bye, Hello, Ready, Reject, Reply, Target
 from rdmaconnect.path import Path
-from rdmaconnect.reception import Reception
 from rdmaconnect.terms import check_count, make_terms, parse_qp_type
 from rdmaconnect.wire import encode
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from rdmaconnect.driver import Call, Story, Wait, arun, run
 
 from rdmaconnect import driver
 from rdmaconnect.deadline import Deadline
-from rdmaconnect.driver import Call, Story, Wait, arun, run
 
 T = TypeVar("T")
 Tell = Callable[[Story[Any]], Any]

@@ -15,17 +15,18 @@ from vectors import VALUES
 from rdmaconnect.abi import QpType
 from rdmaconnect.errors import LocalProtocolError, PeerRejected, RemoteProtocolError
 from rdmaconnect.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
-from rdmaconnect.messages import Beat, Hello, Message, Proof, Ready, Reject, Reply
+from rdmaconnect.messages import Beat, Hello, Joined, Message, Proof, Ready, Reject, Reply
 from rdmaconnect.wire import decode, encode
 
-HELLO, REPLY, READY, PROOF, BEAT, REJECT, BYE = (
-    VALUES[name] for name in ("hello", "reply", "ready", "proof", "beat", "reject", "bye")
+HELLO, REPLY, READY, JOINED, PROOF, BEAT, REJECT, BYE = (
+    VALUES[name] for name in ("hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye")
 )
 assert isinstance(HELLO, Hello)
 assert isinstance(REPLY, Reply)
 assert isinstance(REJECT, Reject)
 MESSAGES: dict[str, Message] = {
-    "hello": HELLO, "reply": REPLY, "ready": READY, "proof": PROOF, "beat": BEAT, "reject": REJECT, "bye": BYE,
+    "hello": HELLO, "reply": REPLY, "ready": READY, "joined": JOINED, "proof": PROOF, "beat": BEAT, "reject": REJECT,
+    "bye": BYE,
 }  # fmt: skip
 CONNECTOR, LISTENER = Role.CONNECTOR, Role.LISTENER
 
@@ -45,13 +46,16 @@ WALKS: dict[tuple[Role, State], str] = {
 #: what may come, and where it leads; everything else is a fault of the peer
 MAY_COME = {
     CONNECTOR: {
-        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
+        (State.ASKED, "beat"): State.ASKED, (State.AGREED, "beat"): State.AGREED,
+        (State.JOINED, "beat"): State.JOINED, (State.JOINED, "joined"): State.JOINED,
+        (State.JOINED, "proof"): State.JOINED,
         (State.ASKED, "reply"): State.AGREED, (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
         (State.ASKED, "reject"): State.CLOSED, (State.AGREED, "reject"): State.CLOSED,
         (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
-        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
+        (State.HEARD, "beat"): State.HEARD, (State.ANSWERED, "beat"): State.ANSWERED,
+        (State.JOINED, "beat"): State.JOINED, (State.JOINED, "proof"): State.JOINED,
         (State.IDLE, "hello"): State.HEARD, (State.ANSWERED, "ready"): State.JOINED,
         (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
         (State.HEARD, "reject"): State.CLOSED, (State.ANSWERED, "reject"): State.CLOSED,
@@ -61,13 +65,16 @@ MAY_COME = {
 #: what may be sent
 MAY_GO = {
     CONNECTOR: {
-        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
+        (State.ASKED, "beat"): State.ASKED, (State.AGREED, "beat"): State.AGREED,
+        (State.JOINED, "beat"): State.JOINED, (State.JOINED, "proof"): State.JOINED,
         (State.IDLE, "hello"): State.ASKED, (State.AGREED, "ready"): State.JOINED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.ASKED, "reject"): State.CLOSED,
         (State.AGREED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
-        (State.JOINED, "proof"): State.JOINED, (State.JOINED, "beat"): State.JOINED,
+        (State.HEARD, "beat"): State.HEARD, (State.ANSWERED, "beat"): State.ANSWERED,
+        (State.JOINED, "beat"): State.JOINED, (State.JOINED, "joined"): State.JOINED,
+        (State.JOINED, "proof"): State.JOINED,
         (State.HEARD, "reply"): State.ANSWERED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.HEARD, "reject"): State.CLOSED,
         (State.ANSWERED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
@@ -96,7 +103,7 @@ def other(message: Message) -> Message:
     """A message of the same type and conversation that says something else."""
     if isinstance(message, Hello | Reply):
         return replace(message, ends=tuple(replace(e, psn=e.psn ^ 1) for e in message.ends))
-    return message if isinstance(message, Ready | Proof | Beat) else replace(message, why="other")
+    return message if isinstance(message, Ready | Joined | Proof | Beat) else replace(message, why="other")
 
 
 # ---- two machines face to face
@@ -120,7 +127,9 @@ class Pair:
     def take(self, role: Role) -> Outcome:
         """One message comes; the answer goes out as connect and accept would give it."""
         made = self.machines[role]
-        outcome = made.receive(decode(self.to[role].popleft()))
+        message = decode(self.to[role].popleft())
+        assert message is not None
+        outcome = made.receive(message)
         if outcome is Outcome.REPEATED and made.said is not None:
             self.put(role, made.said)
         elif outcome is Outcome.MOVED and made.state is State.HEARD:
@@ -219,6 +228,8 @@ def test_what_may_not_come_is_a_fault_of_the_peer(role: Role, state: State, name
         assert made.state is leads_to
         assert made.peer == message or not isinstance(message, Hello | Reply)
         assert made.proved is isinstance(message, Proof)
+        in_rts = isinstance(message, Ready | Joined | Proof) or (role is LISTENER and state is State.JOINED)
+        assert made.met is in_rts
 
 
 @everywhere
@@ -230,9 +241,11 @@ def test_what_may_not_be_sent_is_a_fault_of_this_side(role: Role, state: State, 
             made.send(MESSAGES[name])
         assert made.state is state
     else:
+        before = made.said
         assert made.send(MESSAGES[name]) is MESSAGES[name]
         assert made.state is leads_to
-        assert made.said is MESSAGES[name]
+        # what nobody answers is not said again for it
+        assert made.said is (before if name in ("beat", "joined") else MESSAGES[name])
 
 
 @pytest.mark.parametrize(("role", "state"), list(WALKS), ids=str)
@@ -323,6 +336,96 @@ def test_a_good_bye_is_heard_once() -> None:
     assert made.receive(BYE) is Outcome.MOVED
     with pytest.raises(RemoteProtocolError, match="sent a bye while closed"):
         made.receive(BYE)
+
+
+# ---- beats, and who is in RTS
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "name", "answer"),
+    [
+        (LISTENER, State.ANSWERED, "hello", REPLY),
+        (CONNECTOR, State.JOINED, "reply", READY),
+        (LISTENER, State.JOINED, "ready", None),
+    ],
+)
+def test_beats_in_between_do_not_change_what_is_answered(
+    role: Role, state: State, name: str, answer: Message | None
+) -> None:
+    made = machine(role, state)
+    made.send(BEAT)
+    for _ in range(3):
+        assert made.receive(BEAT) is Outcome.MOVED
+    assert made.receive(MESSAGES[name]) is Outcome.REPEATED
+    assert (made.said, made.state) == (answer, state)
+
+
+def test_joined_may_come_before_and_after_anything_else_of_a_connection_that_stands() -> None:
+    made = machine(CONNECTOR, State.JOINED)
+    assert made.met is False
+    for _ in range(2):
+        assert made.receive(JOINED) is Outcome.MOVED
+        assert made.met is True
+        assert made.said is READY, "the ready may still have to be said again"
+    assert made.receive(REPLY) is Outcome.REPEATED
+    assert made.receive(PROOF) is Outcome.MOVED
+    assert made.receive(JOINED) is Outcome.MOVED
+    assert made.receive(PROOF) is Outcome.REPEATED
+
+
+def test_a_listener_that_says_joined_can_still_be_told_ready_again() -> None:
+    made = machine(LISTENER, State.JOINED)
+    made.send(JOINED)
+    assert made.receive(READY) is Outcome.REPEATED
+    assert made.said is None
+
+
+@pytest.mark.parametrize(("role", "state"), list(WALKS), ids=str)
+def test_a_peer_is_met_when_it_has_said_that_it_is_in_rts(role: Role, state: State) -> None:
+    assert machine(role, state).met is (role is LISTENER and state in (State.JOINED, State.CLOSED))
+
+
+# ---- messages of another generation
+
+
+ANY_MESSAGE = st.sampled_from([*MESSAGES.values(), VALUES["hello-beats"], VALUES["reply-beats"]])
+OLD_IDS = st.binary(min_size=16, max_size=16).filter(lambda id: id not in (ID, NO_ID))
+
+
+@given(st.sampled_from([key for key in WALKS if key != (LISTENER, State.IDLE)]), st.lists(
+    st.tuples(ANY_MESSAGE, OLD_IDS), max_size=20
+))  # fmt: skip
+@settings(max_examples=200)
+def test_no_message_of_an_older_generation_changes_a_newer_conversation(
+    key: tuple[Role, State], late: list[tuple[Message, bytes]]
+) -> None:
+    made, alike = machine(*key), machine(*key)
+    for message, old in late:
+        assert made.receive(replace(message, id=old)) is Outcome.STALE
+    assert vars(made) == vars(alike)
+
+
+@given(st.sampled_from(list(Role)), st.data())
+@settings(max_examples=200)
+def test_old_messages_in_any_order_among_those_of_now_are_as_if_they_had_not_come(
+    role: Role, data: st.DataObject
+) -> None:
+    """A whole conversation, of which some messages are repeated, with those of older ones between any two of them."""
+    steps = [*WALKS[role, State.JOINED].split(), "<proof", "<beat", ">proof", "<bye"]
+    made, alone = (Handshake(role, ID if role is CONNECTOR else None) for _ in range(2))
+    for step in steps:
+        for message, old in data.draw(st.lists(st.tuples(ANY_MESSAGE, OLD_IDS), max_size=3)):
+            if made.id is not None or not isinstance(message, Hello):
+                before = dict(vars(made))
+                assert made.receive(replace(message, id=old)) is Outcome.STALE
+                assert vars(made) == before
+        for machine_ in (made, alone):
+            if step[0] == ">":
+                machine_.send(MESSAGES[step[1:]])
+            else:
+                assert machine_.receive(MESSAGES[step[1:]]) is Outcome.MOVED
+    assert vars(made) == vars(alone)
+    assert made.state is State.CLOSED
 
 
 # ---- a reply must fit its hello

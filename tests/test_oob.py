@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
+from rdmaconnect.oob import BACKLOG, Channel, Line, Service
 
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError
-from rdmaconnect.oob import BACKLOG, Channel, Line, Service
 from rdmaconnect.wire import decode
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rdmaconnect.talk import Wire
 from samples import ID, end, gid, roce
 from vectors import VALUES
 
@@ -21,7 +22,6 @@ from rdmaconnect.errors import CompletionError, ConnectTimeout, PeerClosed, Peer
 from rdmaconnect.handshake import Handshake, Role
 from rdmaconnect.messages import Hello, Proof, Ready, Reject, Reply
 from rdmaconnect.probe import Prober, contents
-from rdmaconnect.talk import Wire
 
 Carry = Callable[[bytes], bytes | None]
 BASE = 0x1000

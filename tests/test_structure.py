@@ -18,18 +18,23 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 #: values, tables, agreement, messages, their bytes, conversation: no world
 PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
-#: what knows ZeroMQ, and so no RDMA
-CHANNEL = {"curve", "oob"}
 #: below the objects
-FLOOR = {"hints", "themes", "errors", "abi", "verbs", "deadline", "driver", "handle", "buffers", "url"}
+FLOOR = {
+    "hints", "themes", "errors", "abi", "verbs", "fork", "deadline", "wakeup", "workers", "story", "handle", "buffers",
+    "fields",
+}  # fmt: skip
+#: those of the floor that stories stand on; the objects do not
+STORIES = {"wakeup", "workers", "story"}
 #: what joins the objects to the conversation, and what stands on that
 FRONT = {
-    "engine", "prepare", "trace", "talk", "middle", "connection", "probe", "terms", "ways", "joining", "connect",
-    "half", "reception", "listener", "meet", "mesh", "diagnose",
+    "engine", "prepare", "trace", "conversation", "middle", "connection", "probe", "terms", "ways", "joining",
+    "outgoing", "connect", "incoming", "listening", "listener", "meet", "diagnose",
     "pingpong", "report", "plot", "cli", "__main__", "__init__",
 }  # fmt: skip
+#: the wing that touches the network, and so knows no RDMA
+WING = {"exchange"}
 #: the objects of libibverbs: every room that is none of the others; a new front must be named above
-OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - CHANNEL
+OBJECTS = {name.partition(".")[0] for name in FILES} - PURE - FLOOR - FRONT - WING
 #: room -> the rooms that it may import, besides its own parts
 MAY_IMPORT: dict[str, set[str]] = {
     "hints": set(),
@@ -37,19 +42,38 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"hints"},
     "abi": set(),
     "verbs": {"abi", "errors"},
+    "fork": set(),
     "deadline": {"errors"},
-    "handle": {"errors"},
+    "handle": {"errors", "fork"},
     "buffers": set(),
-    "driver": {"deadline"},
-    "curve": set(),
-    "url": set(),
-    "oob": {"errors", "deadline", "driver", "curve"},
+    "fields": set(),
+    "wakeup": {"fork"},
+    "workers": {"fork"},
+    "story": {"errors", "deadline", "wakeup", "workers"},
+    "exchange": {"errors", "deadline", "fork"},
     # above the objects, below the stories: the queue pairs of a connection, and its conversation
     "trace": {"deadline", "handshake"},
-    "talk": {"errors", "deadline", "messages", "wire", "handshake", "trace"},
+    "conversation": {
+        "errors", "deadline", "endpoint", "messages", "wire", "handshake", "trace", "wakeup", "exchange",
+    },
     **dict.fromkeys(PURE, PURE | {"abi", "errors"}),
-    **dict.fromkeys(OBJECTS, OBJECTS | FLOOR - {"driver"} | PURE - {"messages", "wire", "handshake"}),
-    "engine": OBJECTS | FLOOR - {"driver"} | {"endpoint", "path"},
+    **dict.fromkeys(OBJECTS, OBJECTS | FLOOR - STORIES | PURE - {"messages", "wire", "handshake"}),
+    "engine": OBJECTS | FLOOR - STORIES | {"endpoint", "path"},
+}  # fmt: skip
+#: file of the wing -> the others of it that it may import: the pure ones below, the sockets above, the channel on top
+MAY_IMPORT_OF_WING: dict[str, set[str]] = {
+    "greeting": set(),
+    "url": set(),
+    "curve": set(),
+    "tcp": {"url"},
+    "dial": {"url", "tcp"},
+    "service": set(),
+    "relay": set(),
+    "link": {"curve"},
+    "zap": {"link", "service"},
+    "channel": {"curve", "greeting", "link", "relay", "service"},
+    "acceptor": {"channel", "curve", "service", "tcp", "url", "zap"},
+    "__init__": set(),
 }
 #: what a pure room is handed in, and so does not import
 IMPURE = {
@@ -117,7 +141,8 @@ def test_the_reader_of_imports_sees_them() -> None:
     assert ours("__main__") == {"cli.__init__"}
     assert ours("__init__") >= {"connect", "errors"}
     assert ours("abi.structs") >= {"abi.structs_device", "abi.cstruct"}
-    assert foreign("oob") >= {"zmq", "os", "threading"}
+    assert foreign("exchange.link") >= {"zmq", "os", "threading"}
+    assert ours("exchange.link") >= {"errors", "fork", "exchange.curve"}
     assert "ibv_modify_qp" in set(identifiers(TREES["verbs"]))
     assert "device" in OBJECTS
 
@@ -142,19 +167,49 @@ def test_nothing_imports_the_command_line() -> None:
     assert not any("__main__" in ours(name) for name in FILES)
 
 
-def test_only_the_channel_and_its_keys_know_zeromq() -> None:
-    assert {name for name in FILES if "zmq" in foreign(name)} == CHANNEL
+def test_a_file_of_the_wing_knows_only_those_below_it() -> None:
+    parts = {name.removeprefix("exchange."): name for name in FILES if room(name) == "exchange"}
+    assert set(parts) == set(MAY_IMPORT_OF_WING)
+    for part, name in parts.items():
+        known = {other.removeprefix("exchange.") for other in ours(name) if room(other) == "exchange"}
+        assert known <= MAY_IMPORT_OF_WING[part], part
+    TopologicalSorter(MAY_IMPORT_OF_WING).prepare()
+
+
+def test_only_the_link_its_keys_and_who_is_asked_for_them_know_zeromq() -> None:
+    assert {name for name in FILES if "zmq" in foreign(name)} == {"exchange.link", "exchange.zap", "exchange.curve"}
 
 
 def test_only_what_waits_knows_asyncio() -> None:
-    # waiting: the awaitable events of the objects, for users without a connection
-    assert {name for name in FILES if "asyncio" in foreign(name)} == {"driver", "waiting"}
+    # waiting: the awaitable events of the objects, for users without a connection; the exchange: its one thread's loop
+    exchange = {"exchange.service", "exchange.relay", "exchange.channel"}
+    assert {name for name in FILES if "asyncio" in foreign(name)} == {"story", "waiting"} | exchange
 
 
 def test_only_a_few_files_know_the_clock() -> None:
-    # talk and probe: how long ago something was said; pingpong measures
+    # channel and acceptor: how long ago something was heard; outgoing hands it to dial; probe: how long ago it sent;
+    # pingpong measures
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
-    assert found == {"deadline", "talk", "probe", "pingpong.rounds"}
+    assert found == {
+        "deadline", "outgoing", "probe", "pingpong.rounds", "exchange.channel", "exchange.acceptor",
+    }  # fmt: skip
+
+
+def test_only_the_exchange_makes_connections() -> None:
+    # others ask the kernel about a route or a netdev, and swap bytes
+    makers = {"SOCK_STREAM", "create_server", "create_connection", "socketpair", "connect_ex"}
+    found = {name for name, tree in TREES.items() if makers & set(identifiers(tree))}
+    assert {room(name) for name in found} == {"exchange"}
+
+
+def test_only_one_file_knows_whether_there_is_a_fork() -> None:
+    assert {name for name, tree in TREES.items() if "register_at_fork" in set(identifiers(tree))} == {"fork"}
+
+
+def test_what_is_said_first_and_whom_to_dial_are_handed_the_clock() -> None:
+    assert not foreign("exchange.greeting") & IMPURE
+    for name in ("exchange.dial", "exchange.url", "exchange.tcp"):
+        assert not foreign(name) & (IMPURE - {"os", "socket"}), name
 
 
 def test_only_one_file_loads_a_library() -> None:
@@ -169,7 +224,7 @@ def test_a_pure_room_is_handed_clock_chance_and_world(name: str) -> None:
 
 
 def test_c_names_stay_where_c_is_spoken() -> None:
-    elsewhere = [name for name in FILES if room(name) in PURE | FRONT | FLOOR - {"abi", "verbs"} | CHANNEL]
+    elsewhere = [name for name in FILES if room(name) in PURE | FRONT | FLOOR - {"abi", "verbs"} | WING]
     found = {name: [word for word in identifiers(TREES[name]) if word.startswith("ibv_")] for name in elsewhere}
     assert {name: words for name, words in found.items() if words} == {}
 

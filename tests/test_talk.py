@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rdmaconnect.talk import Wire
 from samples import ID, end
 from vectors import VALUES
 
@@ -15,7 +16,6 @@ from rdmaconnect.abi import QpType
 from rdmaconnect.errors import PeerClosed, PeerRejected
 from rdmaconnect.handshake import Handshake, Role, State
 from rdmaconnect.messages import Beat, Bye, Hello, Message, Proof, Ready, Reject
-from rdmaconnect.talk import Wire
 from rdmaconnect.wire import decode, encode
 
 

@@ -34,7 +34,7 @@ from rdmaconnect import wire
 from rdmaconnect.abi import GidType
 from rdmaconnect.endpoint import RemoteRegion
 from rdmaconnect.errors import RemoteProtocolError
-from rdmaconnect.messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
+from rdmaconnect.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
 from rdmaconnect.path import Agreement, Wish
 from rdmaconnect.wire import MAX_FRAME, decode, encode
 
@@ -60,13 +60,27 @@ agreements = st.builds(
     st.integers(1, 0x7FFF),
 )
 doors = st.lists(st.tuples(st.text("abc é", max_size=16), st.integers(0, 2**53)), max_size=64).map(tuple)
+beats = st.just(0) | st.integers(100, 60_000)
 messages: st.SearchStrategy[Message] = st.one_of(
-    st.builds(Hello, IDS, ends(), wishes, regions, private, st.none() | IDS, targets, st.booleans()),
-    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered, doors),
+    st.builds(
+        Hello,
+        IDS,
+        ends(),
+        wishes,
+        regions,
+        private,
+        st.none() | IDS,
+        targets,
+        st.booleans(),
+        beats,
+        st.integers(0, 2**31 - 1),
+    ),
+    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered, doors, st.just(b"") | IDS, beats),
     st.builds(Ready, IDS, doors),
+    st.builds(Joined, IDS),
     st.builds(Proof, IDS, doors),
     st.builds(Beat, IDS),
-    st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered),
+    st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered, st.integers(0, 60_000)),
     st.builds(Bye, IDS, TEXTS),
 )
 values = st.recursive(
@@ -96,15 +110,21 @@ def refusal(frame: bytes, *what: Any) -> str:
 
 
 def survives(frame: bytes) -> None:
-    """Whatever the bytes, they are a valid message or refused in words."""
+    """Whatever the bytes, they are a valid message, one of an unknown type, or refused in words."""
     try:
         message = decode(frame)
     except RemoteProtocolError as e:
         words = str(e)
     else:
         words = "a message"
-        assert decode(encode(message)) == message
+        assert decode(encode(message)) == message if message is not None else unknown(frame)
     assert words.isprintable()
+
+
+def unknown(frame: bytes) -> bool:
+    """Whether a frame is a whole message of this version, of a type that it does not have."""
+    body = msgpack.unpackb(frame)
+    return body["v"] == 1 and isinstance(body["t"], str) and body["t"] not in TYPES and len(body["id"]) == 16
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -129,6 +149,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return result
 
 
+TYPES = {"hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye"}
 PLACES = [(name, path) for name in VALUES for path in places(MAPS[name])]
 
 # ---- what was agreed on paper
@@ -187,7 +208,7 @@ def test_a_reply_is_the_map_that_the_specification_says() -> None:
 
 
 def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
-    for name in ("ready", "proof", "beat"):
+    for name in ("ready", "joined", "proof", "beat"):
         assert MAPS[name] == {"v": 1, "t": name, "id": ID}
     assert set(MAPS["reject"]) == {"v", "t", "id", "stage", "errno", "why", "ports"}
     assert MAPS["reject-ports"] == {
@@ -205,6 +226,30 @@ def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
 @settings(max_examples=80)
 def test_any_message_survives_the_way(message: Message) -> None:
     assert decode(encode(message)) == message
+
+
+def test_what_version_1_has_learnt_since_is_left_out_where_it_says_nothing() -> None:
+    for name in ("hello", "hello-many", "hello-again", "reply", "reply-lid", "reject", "reject-ports"):
+        assert not OPTIONAL & set(MAPS[name]), name
+    hello = {key: value for key, value in MAPS["hello-beats"].items() if key not in OPTIONAL}
+    assert decode(pack(hello)) == replace(VALUES["hello-beats"], beat_ms=0, patience_ms=0)
+    assert set(MAPS["hello-beats"]) - set(hello) == {"beat", "patience"}
+    assert set(MAPS["reply-beats"]) - set(MAPS["reply"]) == {"beat", "token", "doors"}
+    assert set(MAPS["reject-again"]) - set(MAPS["reject"]) == {"again"}
+
+
+def test_what_version_1_has_learnt_since_may_be_there_alone() -> None:
+    assert decode(pack({**MAPS["hello"], "beat": 100})) == replace(HELLO, beat_ms=100)
+    assert decode(pack({**MAPS["hello"], "patience": 0})) == HELLO
+    assert decode(pack({**MAPS["hello"], "patience": 2**31 - 1})) == replace(HELLO, patience_ms=2**31 - 1)
+    assert decode(pack({**MAPS["reply"], "token": ID})) == replace(VALUES["reply"], token=ID)
+    assert decode(pack({**MAPS["reject"], "again": 60_000})) == replace(VALUES["reject"], again_ms=60_000)
+    # of another message they are unknown keys
+    assert decode(pack({**MAPS["bye"], "beat": "x", "again": b"y", "token": 0})) == VALUES["bye"]
+
+
+def test_patience_beyond_what_the_wire_carries_is_cut() -> None:
+    assert decode(encode(replace(HELLO, patience_ms=2**40))) == replace(HELLO, patience_ms=2**31 - 1)
 
 
 @names
@@ -287,9 +332,15 @@ def test_every_truncation_and_every_excess_is_refused(name: str) -> None:
         assert "not a message" in refusal(frame + more)
 
 
+#: keys that a peer of an older version does not send
+OPTIONAL = {"doors", "beat", "patience", "token", "again"}
+
+
 def optional(path: tuple[Any, ...]) -> bool:
-    """Whether a message is valid without the value: one entry more or less of a list, a region, or the doors."""
-    return path == ("doors",) or (len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors"))
+    """Whether a message is valid without the value: one entry more or less of a list, a region, or what is newer."""
+    return (len(path) == 1 and path[0] in OPTIONAL) or (
+        len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors")
+    )
 
 
 @names
@@ -323,7 +374,9 @@ def test_every_value_of_another_type_is_refused(name: str) -> None:
         takes = TAKES.get(path, {type(target)})
         for wrong in KINDS:
             # what is of the right kind may still be too short: 16 bytes are due, or an entry of several values
-            if type(wrong) not in takes or (path[0] in ("prev", "want") and wrong in (b"bytes", [])):
+            short = path[0] in ("prev", "want", "token") and wrong in (b"bytes", [])
+            few = path == ("beat",) and wrong == 7  # at least 100 ms
+            if type(wrong) not in takes or short or few:
                 refusal(pack(changed(MAPS[name], path, wrong)), path, wrong)
 
 
@@ -374,7 +427,11 @@ OUT_OF_RANGE = [
     ("ready-doors", ("doors",), [[["hello", 0]] * 65]),
     ("reply-doors", ("doors", 0, 0), ["x" * 17]),
     ("proof-doors", ("doors", 0, 1), [-1, 2**53 + 1]),
-    ("ready", ("t",), ["", "Ready", "ping"]),
+    ("hello-beats", ("beat",), [-1, 0, 1, 99, 60_001, 2**64 - 1]),
+    ("hello-beats", ("patience",), [-1, 2**31, 2**64 - 1]),
+    ("reply-beats", ("beat",), [-1, 0, 99, 60_001]),
+    ("reply-beats", ("token",), [b"", bytes(15), bytes(17)]),
+    ("reject-again", ("again",), [-1, 60_001]),
 ]
 
 
@@ -384,8 +441,19 @@ def test_every_value_out_of_range_is_refused(name: str, path: tuple[Any, ...], w
         assert "invalid" in refusal(pack(changed(MAPS[name], path, value)))
 
 
-def test_an_unknown_message_is_refused_by_its_name() -> None:
-    assert "invalid: t is ping." in refusal(pack({**MAPS["ready"], "t": "ping"}))
+@pytest.mark.parametrize("kind", ["", "Ready", "ping", "hello2", "\x1b[31m", "x" * 1000])
+@pytest.mark.parametrize("name", ["ready", "hello", "reject-ports"])
+def test_a_message_of_an_unknown_type_is_ignored_whatever_else_it_says(kind: str, name: str) -> None:
+    assert decode(pack({**MAPS[name], "t": kind})) is None
+    assert decode(pack({"v": 1, "t": kind, "id": ID, "later": {"x": [1]}})) is None
+
+
+def test_of_an_unknown_type_the_frame_must_be_one_of_this_protocol_all_the_same() -> None:
+    assert "id has 15 bytes" in refusal(pack({"v": 1, "t": "ping", "id": bytes(15)}))
+    assert "id is missing" in refusal(pack({"v": 1, "t": "ping"}))
+    assert "version 2" in refusal(pack({"v": 2, "t": "ping", "id": ID}))
+    for kind in (b"ping", 7, None, ["ping"]):
+        assert "t is a " in refusal(pack({"v": 1, "t": kind, "id": ID}))
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 2**64 - 1, "1", b"1", True, 1.0, None, [1], {}])
@@ -540,8 +608,10 @@ FULL = (("x" * 16, 2**53),) * 64
 def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
     many = tuple(replace(LARGEST, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
     target = Target("x" * 64, 254, bytes(16), bytes(16))
-    assert len(encode(Hello(ID, many, Wish(), {}, bytes(4096), bytes(16), target))) <= MAX_FRAME
+    hello = Hello(ID, many, Wish(), {}, bytes(4096), bytes(16), target, True, 60_000, 2**31 - 1)
+    assert len(encode(hello)) <= MAX_FRAME
     entry = LARGEST.port.gids[0]
     agreement = Agreement(entry, entry, LARGEST.port.active_mtu, 15, 255, 2**20 - 1, 0x7FFF)
-    assert len(encode(Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16, FULL))) <= MAX_FRAME
-    assert len(encode(Reject(ID, "x" * 64, 4095, "漢" * 2048, (LARGEST.port,) * 16))) <= MAX_FRAME
+    reply = Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16, FULL, bytes(16), 60_000)
+    assert len(encode(reply)) <= MAX_FRAME
+    assert len(encode(Reject(ID, "x" * 64, 4095, "漢" * 2048, (LARGEST.port,) * 16, 60_000))) <= MAX_FRAME

@@ -11,7 +11,7 @@ from samples import IB, ID, V1, V2, end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
 from rdmaconnect.endpoint import RemoteRegion
-from rdmaconnect.messages import Beat, Bye, Hello, Message, Proof, Ready, Reject, Reply, Target
+from rdmaconnect.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
 from rdmaconnect.path import Agreement, Wish
 from rdmaconnect.wire import encode
 
@@ -54,6 +54,15 @@ VALUES: dict[str, Message] = {
         target=Target("rxe1", 254, bytes.fromhex("22" * 16), bytes.fromhex("33" * 16)),
         meet=True,
     ),
+    "hello-beats": Hello(
+        id=ID,
+        ends=(end(ROCE, qp_num=5, psn=6, recv_size=7),),
+        wish=Wish(),
+        regions={},
+        prev=bytes.fromhex("44" * 16),
+        beat_ms=1000,
+        patience_ms=2**31 - 1,
+    ),
     "hello-target-lid": Hello(
         id=ID,
         ends=(end(INFINIBAND, qp_num=5, psn=6, recv_size=7),),
@@ -85,13 +94,24 @@ VALUES: dict[str, Message] = {
         regions={},
         doors=(("hello", 0), ("reply", 70_000)),
     ),
+    "reply-beats": Reply(
+        id=ID,
+        ends=(end(ROCE, qp_num=7, psn=8),),
+        agreement=Agreement(gid("10.0.0.7", V2, 3), gid("10.0.0.8", V2, 1, "eth1"), Mtu.MTU_4096, 0, 0, 0, 0x7FFF),
+        regions={},
+        doors=(("hello", 0), ("reply", 2)),
+        token=bytes.fromhex("55" * 16),
+        beat_ms=60_000,
+    ),
     "ready": Ready(ID),
     "ready-doors": Ready(ID, doors=(("port", 0), ("hello", 2_500), ("a door of 16 cha", 2**53))),
+    "joined": Joined(ID),
     "proof": Proof(ID),
     "proof-doors": Proof(ID, doors=(("é 漢", 1),)),
     "beat": Beat(ID),
     "reject": Reject(ID, stage="asked", errno=110, why="The route to ::ffff:10.0.0.7 did not resolve. “Sorry”."),
     "reject-ports": Reject(bytes(16), stage="", errno=0, why="", ports=(INFINIBAND, ROCE)),
+    "reject-again": Reject(ID, stage="accept", errno=0, why="busy: 1024 connections are half open", again_ms=200),
     "bye": Bye(ID, why="close"),
 }
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..endpoint import Options
-from ..url import DEFAULT_PORT, host_of, tcp_url
+from ..exchange.url import DEFAULT_PORT, host_of, tcp_url
 from .arguments import seconds, tcp_port
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from ..curve import keygen
+from ..exchange.curve import keygen
 
 if TYPE_CHECKING:
     from .arguments import Commands

@@ -17,10 +17,10 @@ from ..abi import QpType
 from ..connect import connect
 from ..connection import Connection
 from ..endpoint import MTU_BYTES, Options
+from ..exchange.url import DEFAULT_PORT, tcp_url
 from ..listener import listen
 from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, sweep
 from ..trace import Mark
-from ..url import DEFAULT_PORT, tcp_url
 from .arguments import count, seconds, tcp_port
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from ..endpoint import Options
-from ..url import DEFAULT_PORT
+from ..exchange.url import DEFAULT_PORT
 from .finding import Finding, Verdict
 from .host import Host
 from .remedies import remedy

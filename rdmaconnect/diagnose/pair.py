@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..abi import QpType
-from ..connect import await_reply, one_way
+from ..connect import one_way
 from ..connection import Connection
 from ..deadline import Deadline, wait_readable
-from ..driver import run
+from ..device import rank_ports
 from ..endpoint import MTU_BYTES, Endpoint, Options, PortAddress
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
-from ..handshake import Handshake, Role
+from ..exchange.url import addresses, host_of, port_of, tcp_url
+from ..handshake import Role
 from ..messages import Hello
-from ..oob import Channel
+from ..outgoing import Outgoing
 from ..path import Candidate, Wish
+from ..story import run
 from ..terms import Terms, make_terms
 from ..trace import Trace
-from ..url import host_of, tcp_url
-from ..ways import Ways, ports_toward
-from ..wire import MAX_FRAME, encode
+from ..ways import Ways
 from .causes import Ground, explain
 from .finding import Finding, Verdict
 from .matrix import Attempt, Matrix, ends, order
@@ -82,14 +81,15 @@ def visit(
     given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
     terms = make_terms("RC", given | TIMERS, None, b"", listens=False, secret=None, key=None, peer_key=None)
     try:
-        ways = Ways(ports_toward(terms.options, host_of(url)), terms, trace)
+        where = addresses(host_of(url), port_of(url))
+        ways = Ways(rank_ports(terms.options, str(where[0].sockaddr[0])), terms, trace)
         here = ways.mine()
     except ValueError as e:
         return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
     try:
-        words, there = _ask(url, terms, here[0], deadline)
+        words, there = _ask(Outgoing(url, where, terms.keys), here[0], deadline, trace)
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (_exchange_failed(url, e),))
     findings = _said(words)
@@ -98,7 +98,8 @@ def visit(
         if deadline.left_s <= 0:
             tried.append(Attempt(way, tried=False))
             continue
-        tried.append(_attempt(url, way, Ways(ways.ports, terms, trace), terms, deadline))
+        outgoing = Outgoing(url, where, terms.keys)
+        tried.append(_attempt(outgoing, way, Ways(ways.ports, terms, trace), terms, deadline))
         if tell is not None:
             tell(tried[-1])
     matrix = Matrix(ends(here, [a.way.here for a in tried]), ends(there, [a.way.there for a in tried]), tuple(tried))
@@ -111,25 +112,27 @@ def _exchange_failed(url: str, error: RdmaConnectError | OSError) -> Finding:
     return Finding("exchange", Verdict.FAIL, str(error), fix)
 
 
-def _ask(url: str, terms: Terms, here: PortAddress, deadline: Deadline) -> tuple[list[str], Sequence[PortAddress]]:
+def _ask(
+    outgoing: Outgoing, here: PortAddress, deadline: Deadline, trace: Trace
+) -> tuple[list[str], Sequence[PortAddress]]:
     """What the other host says of itself, and its ports.
 
     Raises:
         RdmaConnectError: it does not answer, or what answers is no doctor.
     """
-    handshake = Handshake(Role.CONNECTOR, secrets.token_bytes(16))
-    assert handshake.id is not None
-    channel = Channel(url, MAX_FRAME, terms.keys)
+    asking = Endpoint(QpType.RC, 1, 0, here)  # no queue pair: it is refused before it is used
+
+    def question(ident: bytes) -> Hello:
+        return Hello(ident, (asking,), Wish(), {}, target=QUESTION)
+
     try:
-        asking = Endpoint(QpType.RC, 1, 0, here)  # no queue pair: it is refused before it is used
-        channel.send(encode(handshake.send(Hello(handshake.id, (asking,), Wish(), {}, target=QUESTION))))
-        run(await_reply(channel, handshake, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
+        run(outgoing.ask(question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
     except PeerRejected as e:
         if e.reason.startswith(GREETING):
             return e.reason.split(SEPARATOR), [port for port in e.ports if isinstance(port, PortAddress)]
         raise RemoteProtocolError(f"{_NO_DOCTOR} It says: {e.reason}") from None
     finally:
-        channel.close()
+        outgoing.close()
     raise RemoteProtocolError(_NO_DOCTOR)
 
 
@@ -156,21 +159,20 @@ def _verdict(matrix: Matrix) -> Finding:
     return Finding("pair", Verdict.FAIL, f"No pair of ports could be connected.{left}", more)
 
 
-def _attempt(url: str, way: Candidate, ways: Ways, terms: Terms, deadline: Deadline) -> Attempt:
+def _attempt(outgoing: Outgoing, way: Candidate, ways: Ways, terms: Terms, deadline: Deadline) -> Attempt:
     """Connect by one way, send the probe both ways, read once, close."""
     ways.take(way)
-    channel = Channel(url, MAX_FRAME, terms.keys)
     attempt = Attempt(way)
     try:
         mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
-        connection = run(one_way(Connection, channel, terms, ways, 1, mine, None))[0]
+        connection = run(one_way(Connection, outgoing, terms, ways, 1, mine, None))[0]
         with connection:
             mtu = MTU_BYTES[connection.path.path_mtu]
             attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))
     except (RdmaConnectError, OSError) as e:
-        channel.close()
+        outgoing.close()
         ground, words = _ground(way)
-        cause, fix = explain(way, e, ground, int(url.rpartition(":")[2]))
+        cause, fix = explain(way, e, ground, port_of(outgoing.url))
         return replace(attempt, error=str(e), cause=cause, fix=fix, route=words, neighbour=ground.neighbour)
     ground, words = _ground(way)
     return replace(attempt, route=words, neighbour=ground.neighbour)

@@ -13,11 +13,11 @@ from ..connection import Connection
 from ..device import Port
 from ..endpoint import Options
 from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
-from ..half import Half
+from ..exchange.url import tcp_url
+from ..incoming import Incoming
 from ..listener import Listener
 from ..messages import Target
 from ..terms import make_terms, parse_qp_type
-from ..url import tcp_url
 from .checks import examine
 from .finding import Verdict
 from .gather import gather
@@ -45,15 +45,15 @@ class Surgery(Listener):
 
     options: Options = Options()
 
-    def _ports(self, half: Half) -> list[Port]:
-        if half.hello.target != QUESTION:
-            return super()._ports(half)
+    def _ports(self, incoming: Incoming) -> list[Port]:
+        if incoming.hello.target != QUESTION:
+            return super()._ports(incoming)
         with suppress(RdmaConnectError):
-            half.ports = self._offers(super()._ports(half))
+            incoming.ports = self._offers(super()._ports(incoming))
         raise _Asked(self.report())
 
-    def _advance(self) -> list[tuple[Half, RdmaConnectError]]:
-        return [(half, error) for half, error in super()._advance() if not isinstance(error, _Asked)]
+    def _report(self, incoming: Incoming, error: RdmaConnectError) -> bool:
+        return super()._report(incoming, error) and not isinstance(error, _Asked)
 
     def report(self) -> str:
         """The greeting, and a part for everything that is not as it should be."""

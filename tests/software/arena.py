@@ -26,11 +26,15 @@ class Arena:
     """Memory without an end; nothing in it is ever freed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.renew()
         self._chunks: list[tuple[int, int, mmap.mmap]] = []
         self._at = self._end = 0
         #: address -> where the struct begins that it lies in
         self.within: dict[int, int] = {}
+
+    def renew(self) -> None:
+        """A new lock, in a forked child: whoever held the old one is not there."""
+        self._lock = threading.Lock()
 
     def new(self, size: int, kind: int, world: int) -> int:
         """The address of ``size`` bytes of zeros, aligned to 16."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import inspect
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType
 from typing import Any
 
 from rdmaconnect import abi
@@ -44,6 +46,8 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {}
+#: the code of the Python functions that C calls: whatever runs below one of them runs inside of a verb
+ENTRIES: set[CodeType] = set()
 #: the ctypes functions, which must live as long as the process
 _kept: list[Any] = []
 _current: Any = None
@@ -99,6 +103,7 @@ def _raw(kind: Any) -> Any:
 
 def _failure(fails: Fails, number: int) -> int | None:
     if fails is Fails.NULL_ERRNO:
+        _left.errno = number
         ctypes.set_errno(number)
         return None
     if fails in (Fails.ERRNO_RETURNED, Fails.POLL_ERRNO):
@@ -108,6 +113,7 @@ def _failure(fails: Fails, number: int) -> int | None:
     if fails is Fails.MINUS_ERRNO:
         return -number
     if fails is Fails.MINUS_ONE:
+        _left.errno = number
         ctypes.set_errno(number)
         return -1
     return 0
@@ -160,6 +166,7 @@ def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails)
 
     kind = ctypes.CFUNCTYPE(_raw(restype), *map(_raw, argtypes), use_errno=True)
     function = kind(enter)
+    ENTRIES.add(enter.__code__)
     _kept.append(function)
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -244,4 +251,30 @@ class Library:
         prototype = abi.PROTOTYPES.get(name)
         if prototype is None or name in self.missing:
             raise AttributeError(f"undefined symbol: {name}")
-        return ctypes.CFUNCTYPE(prototype.restype, *prototype.argtypes, use_errno=True)(_exported(name))
+        kind = ctypes.CFUNCTYPE(prototype.restype, *prototype.argtypes, use_errno=True)
+        return _Exported(kind(_exported(name)), prototype.restype, prototype.argtypes)
+
+
+class _Exported:
+    """A function of the library, as ctypes gives one: called, it leaves the verb's errno to its caller.
+
+    A callback's own errno is lost where another thread gets the interpreter before its caller does.
+    """
+
+    def __init__(self, function: Any, restype: Any, argtypes: Any) -> None:
+        self._function, self.restype, self.argtypes = function, restype, argtypes
+
+    def __call__(self, *args: Any) -> Any:
+        _left.errno = 0
+        result = self._function(*args)
+        if _left.errno:
+            ctypes.set_errno(_left.errno)
+        return result
+
+
+class _Left(threading.local):
+    errno = 0
+
+
+#: this thread's errno of the last verb that failed
+_left = _Left()

@@ -17,7 +17,7 @@ from typing import Any
 from rdmaconnect import abi, verbs
 
 from . import completion, events, extended, memory, queuepair_verbs, rare  # noqa: F401  they bring their verbs
-from .arena import ALIVE, Object, Refused, new_world
+from .arena import ALIVE, ARENA, WORLDS, Object, Refused, new_world
 from .calls import Library, current, set_current
 from .device import Context, Device, Listed
 from .hooks import Hook
@@ -85,7 +85,7 @@ class Software:
         if current() is self:
             set_current(None)
             verbs.use(None)
-        self.network.clock.close()
+        self.network.close()
 
     def __enter__(self) -> Software:
         return self.install()
@@ -101,7 +101,7 @@ class Software:
         Args:
             verb: its C name, as in ``abi.PROTOTYPES`` or ``abi.OPS``.
             what: ``delay`` (seconds, or a function of the ``Call``), ``fail`` (an errno: the verb does
-                nothing and fails), ``before``, ``after`` (functions of the ``Call``); and for which calls:
+                nothing and fails), ``before``, ``after`` it has succeeded (functions of the ``Call``); and for which:
                 ``dgid`` (the path's), ``to`` (the state of ``ibv_modify_qp``), ``thread``, ``where`` (a
                 predicate on the ``Call``), and among those ``nth`` (from 1; a number or several) and
                 ``times`` (at most).
@@ -207,3 +207,12 @@ class Software:
             tell(f"descriptor {fd} was read, written to or closed after it was given back")
         with contextlib.suppress(OSError):
             os.close(fd)
+
+
+def _after_fork() -> None:
+    ARENA.renew()
+    for world in WORLDS.values():
+        world.network.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""What touches the network: frames between two hosts over ZeroMQ."""

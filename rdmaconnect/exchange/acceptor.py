@@ -1,0 +1,178 @@
+"""Connections of strangers on one address, until they have said what they want."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from . import service, zap
+from .channel import Channel, Receiver
+from .curve import Keys
+from .tcp import listen, set_options
+from .url import addresses, host_of, port_of
+
+__all__ = ["Acceptor"]
+
+log = logging.getLogger("rdmaconnect")
+
+#: connections taken in one go
+_AT_ONCE = 64
+#: seconds without accepting when there is no descriptor left
+_REST_S = 0.1
+#: seconds that a stranger has until it says what it wants
+STRANGER_S = 10.0
+#: strangers at most; beyond them those of whom nothing was heard for so many seconds are dropped
+STRANGERS_MAX, SILENT_S = 1024, 1.0
+
+
+class Acceptor:
+    """Takes connections, and gives each a channel.
+
+    Args:
+        url: ``tcp://host:port``; port 0 takes a free one.
+        welcome: makes the receiver of one more channel; called in the service thread.
+        max_frame: bytes of the longest frame that is taken.
+        keys: to protect the exchange; None for none.
+
+    Attributes:
+        url: the address bound, with the real port.
+        host: the IP address that it is bound to.
+        connected: how many connections were taken.
+
+    Raises:
+        ValueError: the name does not resolve.
+        OSError: the address is taken, or not one of this host; says which.
+    """
+
+    def __init__(
+        self, url: str, welcome: Callable[[Channel], Receiver], max_frame: int, keys: Keys | None = None
+    ) -> None:
+        self._pid = os.getpid()
+        self._welcome, self._max_frame, self._keys = welcome, max_frame, keys
+        self._socket = listen(addresses(host_of(url), port_of(url), bind=True))
+        self.host, port = self._socket.getsockname()[:2]
+        named = url.removeprefix("tcp://").rpartition(":")[0]
+        anywhere = f"[{self.host}]" if self._socket.family == socket.AF_INET6 else self.host
+        self.url = f"tcp://{anywhere if named in ('', '*') else named}:{port}"
+        self._strangers: dict[Channel, float] = {}
+        self._domain = ""
+        self._closed = False
+        self.connected = 0
+        import resource  # Windows has none, and no RDMA either
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = STRANGERS_MAX if most == resource.RLIM_INFINITY else max(16, min(STRANGERS_MAX, most // 4))
+        try:
+            service.do(self._start)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Accept no more; the port is free when this returns. Channels that somebody knows live on. Twice is fine."""
+        if self._pid != os.getpid():  # a fork's copies: to close them does not concern the parent
+            self._socket.close()
+        elif not self._closed:
+            with contextlib.suppress(RuntimeError):  # the process ends, and with it all of this
+                service.do(self._stop)
+
+    def know(self, channel: Channel) -> None:
+        """A channel is no stranger's any more: it has said what it wants. For the service thread."""
+        self._strangers.pop(channel, None)
+
+    def expect(self, channel: Channel) -> None:
+        """A channel has to say again what it wants. For the service thread."""
+        if not self._closed:
+            self._strangers[channel] = time.monotonic()
+
+    # ---- in the service thread
+
+    def _start(self) -> None:
+        if self._keys is not None:
+            self._domain = zap.admit(self._keys.knows or (lambda key: False))
+        self._resume()
+
+    def _resume(self) -> None:
+        if not self._closed:
+            service.loop().add_reader(self._socket, self._accept)
+
+    def _stop(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        service.loop().remove_reader(self._socket)
+        self._socket.close()
+        strangers, self._strangers = self._strangers, {}
+        for channel in strangers:
+            channel.close()
+        if self._domain:
+            zap.forget(self._domain)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if len(self._strangers) >= self._most and not self._drop_silent():
+                self._rest()
+                return
+            try:
+                tcp, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as e:  # EMFILE, ENFILE, ENOBUFS, ENOMEM
+                log.warning("accept on %s: %s; strangers that say nothing are dropped", self.url, e)
+                self._drop_silent()
+                self._rest()
+                return
+            self._take(tcp)
+
+    def _rest(self) -> None:
+        """Leave those who come in the kernel's queue for a while."""
+        service.loop().remove_reader(self._socket)
+        service.loop().call_later(_REST_S, self._resume)
+
+    def _take(self, tcp: socket.socket) -> None:
+        self.connected += 1
+        try:
+            tcp.setblocking(False)
+            set_options(tcp)
+        except OSError:  # it is gone already
+            tcp.close()
+            return
+        channel = Channel(tcp, _Nobody(), self._max_frame, self._keys, listens=True, domain=self._domain)
+        channel.receiver = self._welcome(channel)
+        if not self._strangers:
+            service.loop().call_later(STRANGER_S / 4, self._look)
+        self._strangers[channel] = time.monotonic()
+
+    def _look(self) -> None:
+        """Drop those who have had their time."""
+        now = time.monotonic()
+        for channel, since in list(self._strangers.items()):
+            if now - since > STRANGER_S:
+                self._drop(channel, f"it did not say what it wants within {STRANGER_S:g} s")
+        if self._strangers and not self._closed:
+            service.loop().call_later(STRANGER_S / 4, self._look)
+
+    def _drop_silent(self) -> int:
+        """Make room: drop the strangers of whom nothing was heard for a while; how many."""
+        before = time.monotonic() - SILENT_S
+        silent = [channel for channel in self._strangers if channel.heard < before and not channel.unread()]
+        for channel in silent:
+            self._drop(channel, "it is silent, and others wait")
+        return len(silent)
+
+    def _drop(self, channel: Channel, why: str) -> None:
+        self._strangers.pop(channel, None)
+        log.debug("accept on %s: %s is dropped: %s", self.url, channel.address, why)
+        channel.close()
+
+
+class _Nobody:
+    """The receiver of a channel whose own is not made yet."""
+
+    def took(self, frame: bytes) -> None: ...
+    def over(self, error: Exception) -> None: ...
+    def tick(self) -> None: ...

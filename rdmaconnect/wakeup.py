@@ -1,0 +1,115 @@
+"""Waking those who wait: a count of changes that loses none, and descriptors that outlive every use of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+
+from .fork import in_child
+
+__all__ = ["Signal", "Waker", "lend_waker", "return_waker"]
+
+
+class Signal:
+    """Tells all who wait that something has changed.
+
+    A waiter takes ``count``, looks at what it waits for, and subscribes with that count: a change between
+    the look and the subscription is not lost, since the subscription is refused then. Any thread may use it.
+
+    Attributes:
+        count: how many changes there were.
+    """
+
+    __slots__ = ("_lock", "_wake", "count")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wake: list[Callable[[], None]] = []
+        self.count = 0
+
+    def notify(self) -> None:
+        """Something has changed: wake all who wait."""
+        with self._lock:
+            self.count += 1
+            for wake in self._wake:
+                wake()
+
+    def subscribe(self, wake: Callable[[], None], count: int) -> bool:
+        """Have ``wake`` called at each change, from the thread that makes it.
+
+        Args:
+            wake: must not block, nor use this signal.
+            count: the count of changes that the caller has seen.
+
+        Returns:
+            False if there was another change since: then nothing is subscribed.
+        """
+        with self._lock:
+            if self.count != count:
+                return False
+            self._wake.append(wake)
+            return True
+
+    def unsubscribe(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` no more; fine if it was never subscribed."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._wake.remove(wake)
+
+
+class Waker:
+    """A descriptor that becomes readable when it is set. One waiting call has it for itself.
+
+    Source: eventfd(2).
+    """
+
+    __slots__ = ("_fd",)
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        """The descriptor, for poll(2)."""
+        return self._fd
+
+    def set(self) -> None:
+        """Make it readable."""
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Make it unreadable."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+#: wakers that no call has now; as many are made as calls sleep at the same time
+_spare: list[Waker] = []
+
+
+def lend_waker() -> Waker:
+    """A waker for one wait; give it back with :func:`return_waker` when nothing sets it any more.
+
+    Raises:
+        OSError: EMFILE, ENFILE.
+    """
+    try:
+        waker = _spare.pop()
+    except IndexError:
+        return Waker()
+    waker.clear()
+    return waker
+
+
+def return_waker(waker: Waker) -> None:
+    """Give a waker back."""
+    _spare.append(waker)
+
+
+# a child's wakers would wake its parent
+in_child(_spare.clear)
