@@ -142,8 +142,7 @@ class CQ(Owned):
     ) -> None:
         """Become the owner of a ``struct ibv_cq *``."""
         self.context, self.channel = context, channel
-        #: the next poll fills the spare one, which is then its thread's, for the one that this had
-        self._spare, self._mine = _Buffer(), _Mine()
+        self._mine = _Buffer()
         self._unacked = 0
 
         def made() -> Any:
@@ -158,7 +157,7 @@ class CQ(Owned):
     @property
     def wcs(self) -> list[Any]:
         """The :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills for the calling thread, until its next poll."""
-        return self._mine.buffer.wcs
+        return self._mine.wcs
 
     #: whether this thread is within a batch of it
     in_batch = False
@@ -192,14 +191,12 @@ class CQ(Owned):
 
         Source: ibv_poll_cq(3).
         """
+        array = self._mine.array
         with self._lock:
-            pointer, buffer = self._pointer, self._spare
+            pointer = self._pointer
             if pointer is None:
                 self.pointer  # noqa: B018  says why
-            count: int = self._poll(pointer, BATCH, buffer.array)
-            if count > 0:
-                mine = self._mine
-                self._spare, mine.buffer = mine.buffer, buffer
+            count: int = self._poll(pointer, BATCH, array)
         if count < 0:
             raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
@@ -334,21 +331,12 @@ def apart_from(queues: Iterable[CQ | None], doing: str) -> Iterator[None]:
         yield
 
 
-class _Buffer:
-    """Room for completions."""
-
-    __slots__ = ("array", "wcs")
+class _Buffer(threading.local):
+    """What one thread polls into."""
 
     def __init__(self) -> None:
         self.array = (ibv_wc * BATCH)()
         self.wcs = [self.array[i] for i in range(BATCH)]
-
-
-class _Mine(threading.local):
-    """What each thread has polled last."""
-
-    def __init__(self) -> None:
-        self.buffer = _Buffer()
 
 
 def check(context: Context, cqe: int, channel: CompChannel | None, comp_vector: int) -> None:

@@ -33,7 +33,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from .errors import RdmaConnectError, StateError, VerbsError
 from .fork import in_child
 
-__all__ = ["Owned", "exclusive", "holding"]
+__all__ = ["Owned", "exclusive", "holding", "together"]
 
 _Self = TypeVar("_Self", bound="Owned")
 _P = ParamSpec("_P")
@@ -203,7 +203,7 @@ class Owned:
         refused: list[RdmaConnectError] = []
         self._close(refused)
         if refused:
-            raise _together(self, refused)
+            raise together(f"close {self.name}", refused)
 
     def _close(self, refused: list[RdmaConnectError]) -> None:
         if self._forked or "_ending" not in self.__dict__:  # another process's, or its constructor never came so far
@@ -294,17 +294,26 @@ class Owned:
         self._close(refused)
         if refused:
             _kept.append(self)
-            warnings.warn(f"forgotten, and kept for good: {_together(self, refused)}", ResourceWarning, stacklevel=2)
+            warnings.warn(
+                f"forgotten, and kept for good: {together(f'close {self.name}', refused)}",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' closed' if self.closed else ''}>"
 
 
-def _together(owned: Owned, refused: list[RdmaConnectError]) -> RdmaConnectError:
-    """One error for all that could not be freed."""
+def together(deed: str, refused: list[RdmaConnectError]) -> RdmaConnectError:
+    """One error for all that could not be closed.
+
+    Args:
+        deed: what was being done, in words.
+        refused: one for each object, at least one.
+    """
     if len(refused) == 1:
         return refused[0]
-    deed, words = f"close {owned.name}", f"{len(refused)} objects stay open: {' '.join(map(str, refused))}"
+    words = f"{len(refused)} objects stay open: {' '.join(map(str, refused))}"
     first = next((e for e in refused if isinstance(e, VerbsError)), None)
     if first is None:
         return StateError(f"{deed}: {words}")

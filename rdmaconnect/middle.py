@@ -18,6 +18,7 @@ from .deadline import Deadline
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from .engine import Lane, Sent, Source
 from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
+from .handle import together
 from .memory import MR
 from .path import Path
 from .prepare import Prepared
@@ -73,6 +74,7 @@ class Middle:
         self.regions, self.connect_s = prepared.regions, 0.0
         self._spin = min(prepared.options.spin, self.MOST_SPIN)
         self._closed = False
+        self._to_free: list[Callable[[], None]] = []
         self._pid = os.getpid()
         self._again: Callable[[Middle, float | None], Story[None]] | None = None
         self._join(joint)
@@ -383,19 +385,30 @@ class Middle:
             self._closed = True
             return
         with self._engine.lock:
-            if self._closed:
-                return
-            self._closed = True
             try:
-                broken = self._lane.broken
-                self._conversation.close("close" if broken is None else str(broken))
+                if not self._closed:
+                    self._closed = True
+                    owned = [thing.close for thing in (self.ah, self._stage_mr) if thing is not None]
+                    self._to_free = [lambda: self._lane.shut(self._source), *owned, self._prepared.close]
+                    broken = self._lane.broken
+                    self._conversation.close("close" if broken is None else str(broken))
             finally:
-                self._lane.shut(self._source)
-                if self.ah is not None:
-                    self.ah.close()
-                if self._stage_mr is not None:
-                    self._stage_mr.close()
-                self._prepared.close()
+                self._free()
+
+    def _free(self) -> None:
+        """Free all that can be freed; the rest at the next close."""
+        refused: dict[Callable[[], None], RdmaConnectError] = {}
+        for step in self._to_free:
+            try:
+                step()
+            except RdmaConnectError as e:
+                refused[step] = e
+        self._to_free = list(refused)
+        if refused:
+            # what all stands on tells of all that still does
+            last = refused.get(self._prepared.close)
+            errors = list(refused.values()) if last is None else [last]
+            raise together(f"close the connection from {self.local} to {self.peer}", errors)
 
     def __del__(self) -> None:
         # one whose constructor failed has freed itself
