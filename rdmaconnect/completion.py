@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from . import verbs
 from .abi import CqAttrMask, ibv_modify_cq_attr, ibv_wc
 from .device import Context
 from .errors import StateError, VerbsError
+from .fields import bits
 from .handle import Owned, exclusive
 from .waiting import Waitable
 
@@ -53,6 +53,8 @@ class CompChannel(Waitable["list[CQ]"]):
     def drain(self) -> list[CQ]:
         """Take all events that have come, each counted on its queue for the acknowledgement. Never blocks.
 
+        Those of a queue that was made by other means are acknowledged at once, and not told of.
+
         Returns:
             The queues that they were for, each once, in the order of their first events.
 
@@ -67,12 +69,15 @@ class CompChannel(Waitable["list[CQ]"]):
         """Called with the lock held; also while it is being closed."""
         found: dict[int, CQ] = {}
         channel = self._pointer
-        while pointer := verbs.ibv_get_cq_event(channel):
+        while event := verbs.ibv_get_cq_event(channel):
+            pointer, _ = event
             address = ctypes.addressof(pointer.contents)
             cq = self._cqs.get(address)
             if cq is not None:
                 cq._count_event(pointer)
                 found[address] = cq
+            else:  # of a queue that was made by other means: destroying it would wait for this for ever
+                verbs.ibv_ack_cq_events(pointer, 1)
         return list(found.values())
 
     _take = drain
@@ -97,8 +102,10 @@ class CQ(Owned):
         cqe: entries wanted, 1 to the device's ``max_cqe``.
         channel: where its events go, or None.
         comp_vector: which of the device's interrupt vectors signals them, below ``num_comp_vectors``.
+        cq_context: a number of the caller's, 64 bits, which comes with each event (``verbs.ibv_get_cq_event``).
 
     Attributes:
+        cq_context: as given.
         cqe: entries it really has.
         unacked: events taken and not acknowledged yet.
 
@@ -112,12 +119,21 @@ class CQ(Owned):
     #: events acknowledged together: each acknowledgement takes a mutex
     ACK_BATCH = 64
 
-    def __init__(self, context: Context, cqe: int, channel: CompChannel | None = None, *, comp_vector: int = 0) -> None:
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        *,
+        comp_vector: int = 0,
+        cq_context: int = 0,
+    ) -> None:
         check(context, cqe, channel, comp_vector)
+        self.cq_context = bits("cq_context", cq_context, 64)
 
         def make() -> Any:
             events = channel.pointer if channel else None
-            return verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector)
+            return verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector, cq_context)
 
         self._adopt(make, f"CQ of {context.name}", context, channel)
 
@@ -182,7 +198,7 @@ class CQ(Owned):
                 self.pointer  # noqa: B018  says why
             count: int = self._poll(pointer, BATCH, array)
         if count < 0:
-            raise VerbsError("ibv_poll_cq", -count if count < -1 else errno.EIO, f"poll {self.name}")
+            raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
 
     @exclusive

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from ctypes import byref
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -20,13 +17,11 @@ from .abi import (
     WcOpcode,
     WcStatus,
     ibv_cq_init_attr_ex,
-    ibv_poll_cq_attr,
-    ibv_wc_tm_info,
 )
 from .completion import CQ, CompChannel, check
 from .device import Context
 from .errors import RdmaConnectError, StateError, VerbsError
-from .fields import put
+from .fields import bits, put
 from .handle import Owned
 
 __all__ = ["STANDARD_WC_FLAGS", "CQEx", "TmInfo"]
@@ -66,7 +61,7 @@ class CQEx(CQ):
     the thread that has begun it: no other one may go on with it, read its completions or close the queue.
 
     Args:
-        context, cqe, channel, comp_vector: as :class:`CQ`.
+        context, cqe, channel, comp_vector, cq_context: as :class:`CQ`.
         wc_flags: which fields completions must have.
         flags: SINGLE_THREADED: only one thread will ever poll it, the provider need not lock;
             IGNORE_OVERRUN: no check for an overrun, completions may be lost.
@@ -94,9 +89,12 @@ class CQEx(CQ):
         wc_flags: CqWcFlags = STANDARD_WC_FLAGS,
         flags: CreateCqAttrFlags | None = None,
         parent_domain: Owned | None = None,
+        cq_context: int = 0,
     ) -> None:
         check(context, cqe, channel, comp_vector)
+        self.cq_context = bits("cq_context", cq_context, 64)
         attr = put(ibv_cq_init_attr_ex(), cqe=cqe, comp_vector=comp_vector, wc_flags=int(wc_flags))
+        attr.cq_context = cq_context
         if flags is not None:
             put(attr, flags=int(flags), comp_mask=int(attr.comp_mask | CqInitAttrMask.FLAGS))
         if parent_domain is not None:
@@ -116,9 +114,8 @@ class CQEx(CQ):
             return verbs.ibv_cq_ex_to_cq(self._ex)
 
         self.fields = CqWcFlags(wc_flags)
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._poll_attr = byref(ibv_poll_cq_attr())
-        self._tm_info = ibv_wc_tm_info()
+        #: what was read once: it was asked for
+        self._asked: set[Callable[[Any], Any]] = set()
         #: held from start to end of a batch: a second thread waits here, not in the provider
         self._batch = threading.Lock()
         self._owner: int | None = None  # the thread whose batch is open
@@ -201,7 +198,7 @@ class CQEx(CQ):
         if self._one_by_one:
             self._end()
             return self._start(me)
-        there = self._advanced("ibv_next_poll")
+        there = verbs.ibv_next_poll(self._struct, f"poll {self.name}")
         if there:
             self._reader = me
         return there
@@ -247,28 +244,14 @@ class CQEx(CQ):
             return self._next(me)
 
     def _start(self, me: int) -> bool:
-        self._locked = self._advanced("ibv_start_poll", self._poll_attr)
+        self._locked = verbs.ibv_start_poll(self._struct, f"poll {self.name}")
         self._reader = me if self._locked else None
         return self._locked
 
     def _end(self) -> None:
         if self._locked:
             self._locked = False
-            self._function("ibv_end_poll")(self._ex)
-
-    def _advanced(self, name: str, *args: Any) -> bool:
-        number: int = (self._functions.get(name) or self._function(name))(self._ex, *args)
-        if number == 0:
-            return True
-        if number != errno.ENOENT:
-            raise VerbsError(name, number, f"poll {self.name}")
-        return False
-
-    def _function(self, name: str) -> Callable[..., Any]:
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = verbs.op(name, self._ex)
-        return function
+            verbs.ibv_end_poll(self._struct)
 
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018
@@ -305,20 +288,19 @@ class CQEx(CQ):
 
     # ---- the current completion
 
-    def _read(self, name: str, flag: CqWcFlags | None = None, *args: Any) -> int:
-        """Call a ``read_*`` function of the current completion, if the queue was made for it."""
+    def _read(self, verb: Callable[[Any], Any], flag: CqWcFlags | None = None) -> Any:
+        """Call a verb that reads the current completion, if the queue was made for it."""
         with self._lock:
-            function = self._functions.get(name)
-            if function is None or self._reader != get_ident():
-                function = self._reader_of(name, flag)
-            number: int = function(self._ex, *args)
-            return number
+            if self._reader != get_ident() or verb not in self._asked:
+                self._check_asked(verb, flag)
+            return verb(self._struct)
 
-    def _reader_of(self, name: str, flag: CqWcFlags | None) -> Callable[..., Any]:
+    def _check_asked(self, verb: Callable[[Any], Any], flag: CqWcFlags | None) -> None:
+        name = verb.__name__
         if flag is not None and not self.fields & flag:
             raise StateError(f"{name} on {self.name}: it was made without CqWcFlags.{flag}. Add it to wc_flags.")
         self._check_current(name)
-        return self._function(name)
+        self._asked.add(verb)
 
     def _check_current(self, doing: str) -> None:
         self.pointer  # noqa: B018
@@ -345,69 +327,68 @@ class CQEx(CQ):
 
     def read_opcode(self) -> WcOpcode:
         """What has completed."""
-        return WcOpcode(self._read("ibv_wc_read_opcode"))
+        return WcOpcode(self._read(verbs.ibv_wc_read_opcode))
 
     def read_vendor_err(self) -> int:
         """The vendor's own code for a failure, 32 bits."""
-        return self._read("ibv_wc_read_vendor_err")
+        return int(self._read(verbs.ibv_wc_read_vendor_err))
 
     def read_wc_flags(self) -> WcFlags:
         """Whether there is immediate data, an invalidated rkey, a GRH."""
-        return WcFlags(self._read("ibv_wc_read_wc_flags"))
+        return WcFlags(self._read(verbs.ibv_wc_read_wc_flags))
 
     def read_byte_len(self) -> int:
         """Bytes that came in, on UD with the 40 of the GRH. Needs ``BYTE_LEN``."""
-        return self._read("ibv_wc_read_byte_len", CqWcFlags.BYTE_LEN)
+        return int(self._read(verbs.ibv_wc_read_byte_len, CqWcFlags.BYTE_LEN))
 
     def read_imm_data(self) -> int:
         """The immediate data, 32 bits, host order; valid with ``WcFlags.WITH_IMM``. Needs ``IMM``."""
-        return socket.ntohl(self._read("ibv_wc_read_imm_data", CqWcFlags.IMM))
+        return int(self._read(verbs.ibv_wc_read_imm_data, CqWcFlags.IMM))
 
     def read_invalidated_rkey(self) -> int:
         """The rkey that the sender invalidated; valid with ``WcFlags.WITH_INV``. Needs ``IMM``."""
-        return self._read("ibv_wc_read_invalidated_rkey", CqWcFlags.IMM)
+        return int(self._read(verbs.ibv_wc_read_invalidated_rkey, CqWcFlags.IMM))
 
     def read_qp_num(self) -> int:
         """The local queue pair, 24 bits. Needs ``QP_NUM``."""
-        return self._read("ibv_wc_read_qp_num", CqWcFlags.QP_NUM)
+        return int(self._read(verbs.ibv_wc_read_qp_num, CqWcFlags.QP_NUM))
 
     def read_src_qp(self) -> int:
         """The sender's queue pair, 24 bits; UD. Needs ``SRC_QP``."""
-        return self._read("ibv_wc_read_src_qp", CqWcFlags.SRC_QP)
+        return int(self._read(verbs.ibv_wc_read_src_qp, CqWcFlags.SRC_QP))
 
     def read_slid(self) -> int:
         """The sender's LID; UD on InfiniBand. Needs ``SLID``."""
-        return self._read("ibv_wc_read_slid", CqWcFlags.SLID)
+        return int(self._read(verbs.ibv_wc_read_slid, CqWcFlags.SLID))
 
     def read_sl(self) -> int:
         """The service level, 0 to 15; UD. Needs ``SL``."""
-        return self._read("ibv_wc_read_sl", CqWcFlags.SL)
+        return int(self._read(verbs.ibv_wc_read_sl, CqWcFlags.SL))
 
     def read_dlid_path_bits(self) -> int:
         """The low bits of the LID it was sent to, 7 bits; UD unicast. Needs ``DLID_PATH_BITS``."""
-        return self._read("ibv_wc_read_dlid_path_bits", CqWcFlags.DLID_PATH_BITS)
+        return int(self._read(verbs.ibv_wc_read_dlid_path_bits, CqWcFlags.DLID_PATH_BITS))
 
     def read_completion_ts(self) -> int:
         """When it completed, in ticks of ``hca_core_clock`` (kHz). Needs ``COMPLETION_TIMESTAMP``."""
-        return self._read("ibv_wc_read_completion_ts", CqWcFlags.COMPLETION_TIMESTAMP)
+        return int(self._read(verbs.ibv_wc_read_completion_ts, CqWcFlags.COMPLETION_TIMESTAMP))
 
     def read_completion_wallclock_ns(self) -> int:
         """When it completed, wall clock, ns. Needs ``COMPLETION_TIMESTAMP_WALLCLOCK``."""
-        return self._read("ibv_wc_read_completion_wallclock_ns", CqWcFlags.COMPLETION_TIMESTAMP_WALLCLOCK)
+        return int(self._read(verbs.ibv_wc_read_completion_wallclock_ns, CqWcFlags.COMPLETION_TIMESTAMP_WALLCLOCK))
 
     def read_cvlan(self) -> int:
         """The stripped VLAN tag, 16 bits; RAW_PACKET. Needs ``CVLAN``."""
-        return self._read("ibv_wc_read_cvlan", CqWcFlags.CVLAN)
+        return int(self._read(verbs.ibv_wc_read_cvlan, CqWcFlags.CVLAN))
 
     def read_flow_tag(self) -> int:
         """The tag of the steering rule that the packet met, 24 bits; RAW_PACKET. Needs ``FLOW_TAG``."""
-        return self._read("ibv_wc_read_flow_tag", CqWcFlags.FLOW_TAG)
+        return int(self._read(verbs.ibv_wc_read_flow_tag, CqWcFlags.FLOW_TAG))
 
     def read_tm_info(self) -> TmInfo:
         """The head of a tag-matched message. Needs ``TM_INFO``."""
-        with self._lock:
-            self._read("ibv_wc_read_tm_info", CqWcFlags.TM_INFO, byref(self._tm_info))
-            return TmInfo(self._tm_info.tag, self._tm_info.priv)
+        info = self._read(verbs.ibv_wc_read_tm_info, CqWcFlags.TM_INFO)
+        return TmInfo(info.tag, info.priv)
 
     # ---- what must not come between the start and the end of a batch
 
@@ -421,6 +402,17 @@ class CQEx(CQ):
         self._outside("poll")
         with self._batch:
             return super().poll()
+
+    def arm(self, solicited_only: bool = False) -> None:
+        """As :meth:`CQ.arm`; waits for another thread's batch: some providers take the queue's lock for it.
+
+        Raises:
+            StateError: closed, made without a channel, or this thread is within a batch.
+
+        Source: rdma-core, providers/irdma/uverbs.c, ``irdma_uarm_cq``; ionic has the same.
+        """
+        with self.apart("arm"):
+            super().arm(solicited_only)
 
     def resize(self, cqe: int) -> None:
         """As :meth:`CQ.resize`; waits for another thread's batch.

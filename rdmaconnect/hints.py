@@ -171,6 +171,11 @@ HINTS: dict[tuple[str, str], str] = {
         "timeout is 0 to 31, retry_cnt and rnr_retry 0 to 7, max_rd_atomic at most the device's max_qp_init_rd_atom "
         "(`rdmaconnect devices -v`)."
     ),
+    **dict.fromkeys(
+        (("ibv_modify_qp RATE_LIMIT", "EINVAL"), ("ibv_modify_qp RATE_LIMIT", "EOPNOTSUPP")),
+        "Where a rate limit can be set is the driver's to say, and before Linux 7.2 the kernel's: compare with "
+        "packet_pacing_caps of query_device() (`rdmaconnect devices -v`).",
+    ),
     ("ibv_modify_qp ALT_PATH", "EINVAL"): (
         "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."
     ),

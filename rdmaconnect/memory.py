@@ -91,6 +91,11 @@ class PD(Owned):
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dealloc_pd(pointer)
 
+    @property
+    def base(self) -> PD:
+        """The protection domain that the kernel knows: this one, or for a parent domain the one that it stands for."""
+        return self
+
     def register(self, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> MR:
         """Register a buffer; see :class:`MR`."""
         return MR(self, buffer, access, iova=iova)
@@ -422,7 +427,7 @@ class MW(Owned):
             ValueError: outside of the region, a region without ``MW_BIND`` or of another protection domain.
         """
         size = mr._part(offset, length)
-        if mr.pd is not self.pd:
+        if mr.pd.base is not self.pd.base:
             raise ValueError(f"bind {self.name} to {mr.name}: that is of another protection domain")
         if not mr.access & AccessFlags.MW_BIND:
             raise ValueError(f"bind {self.name} to {mr.name}: that was registered for {mr.access} without MW_BIND")

@@ -62,8 +62,10 @@ class QueuePair(Owned):
         max_inline_data: bytes wanted to be sendable inline.
         sq_sig_all: whether every send gives a completion.
         srq: where it receives from, instead of a queue of its own; then ``max_recv_*`` do not count.
+        qp_context: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
 
     Attributes:
+        qp_context: as given.
         qp_num: its number, 24 bits.
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
@@ -93,9 +95,11 @@ class QueuePair(Owned):
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
         srq: SRQ | None = None,
+        qp_context: int = 0,
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
         init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
         sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
         put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
 
@@ -113,7 +117,7 @@ class QueuePair(Owned):
         for thing in parents:
             if not thing.context.is_same(first.context):
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
-            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd is not first:
+            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another protection domain")
         return parents
 
@@ -124,7 +128,7 @@ class QueuePair(Owned):
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
         self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
         self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
-        self._init = init
+        self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
         #: what each send must name: providers read it, and some would crash without it
@@ -249,6 +253,8 @@ class QueuePair(Owned):
         hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
         if wrong:
             hint = f"The table says: {wrong}."
+        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
+            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
         elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
             hint = hint_for("ibv_modify_qp ALT_PATH", number)
         elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
@@ -315,7 +321,7 @@ class QueuePair(Owned):
                 return
             number = self._post_send(pointer, request.wr, self._at_bad_send)
             if number:
-                raise post_error(abs(number), (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
+                raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
 
     def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
         works = [request.work for request in requests]
@@ -361,7 +367,7 @@ class QueuePair(Owned):
                 return
             number = self._post_recv(pointer, request.wr, self._at_bad_recv)
             if number:
-                raise post_error(abs(number), (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
+                raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
 
     def bind_mw(
         self,
@@ -394,7 +400,7 @@ class QueuePair(Owned):
         if mw.mw_type != MwType.TYPE_1:
             raise ValueError(f"bind {mw.name}: a bind_mw() work request binds type 2, this one type 1")
         info = mw.bind_info(mr, offset, length, access)
-        if mw.pd is not self.pd:
+        if self.pd is None or mw.pd.base is not self.pd.base:
             raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
         bind = put(ibv_mw_bind(bind_info=info), wr_id=wr_id, send_flags=int(flags))
         with self._lock, holding((mw, mr)):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from struct import Struct
 from typing import Any
 
+from . import verbs
 from .abi import SendFlags, WrOpcode, ibv_recv_wr, ibv_send_wr, ibv_sge
 from .address import UdAddress
 from .endpoint import RemoteRegion
@@ -204,15 +205,16 @@ def post(function: Callable[..., int], queue: Any, requests: Sequence[Any], verb
         for request in requests[:-1]:
             request._wr.next = None
     if number:
-        raise post_error(abs(number), requests, bad, verb, doing)
+        raise post_error(number, requests, bad, verb, doing)
 
 
-def post_error(number: int, requests: Sequence[Any], bad: Any, verb: str, doing: str) -> PostError:
-    """What went wrong, and which request was the first that was not posted."""
+def post_error(result: int, requests: Sequence[Any], bad: Any, verb: str, doing: str) -> PostError:
+    """What went wrong, by the verb's result, and which request was the first that was not posted."""
+    number, hint = verbs.errno_of(verb, result), verbs.unexplained(verb, result) or None
     address = ctypes.addressof(bad.contents) if bad else 0
     for index, request in enumerate(requests):
         if ctypes.addressof(request._wr) == address:
             wr_id = request._wr.wr_id
             which = f"post work request {index + 1} of {len(requests)} (wr_id {wr_id}) {doing}"
-            return PostError(verb, number, which, posted=index, wr_id=wr_id)
-    return PostError(verb, number, f"post {len(requests)} work requests {doing}")
+            return PostError(verb, number, which, posted=index, wr_id=wr_id, hint=hint)
+    return PostError(verb, number, f"post {len(requests)} work requests {doing}", hint=hint)

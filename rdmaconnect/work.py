@@ -336,5 +336,5 @@ def check_open(owned: Any, queue: Any) -> None:
         ValueError: it is of another protection domain.
     """
     owned.pointer  # noqa: B018
-    if owned.pd is not queue.pd:
+    if owned.pd.base is not queue.pd.base:
         raise ValueError(f"post to {queue.name}: {owned.name} is of another protection domain ({owned.pd.name})")
