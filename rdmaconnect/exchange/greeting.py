@@ -108,7 +108,8 @@ class Greeting:
                 break
             body = bytes(self._head[begin : begin + size])
             if body[:6] == b"\x05ERROR" and len(body) == size:
-                self.refused = body[7:].decode("ascii", "replace") or "no reason given"
+                words = body[7:].decode("ascii", "replace")
+                self.refused = "".join(c if c.isprintable() else "?" for c in words) or "no reason given"
                 self._watching = False
             at = begin + size
         else:
