@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import verbs
@@ -152,7 +152,7 @@ class UdAddress:
 
     ah: AddressHandle
     remote_qpn: int
-    remote_qkey: int
+    remote_qkey: int = field(repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.remote_qpn <= 0xFFFFFF:

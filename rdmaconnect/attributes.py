@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .abi import AccessFlags, MigState, Mtu, QpState, QpType, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr
@@ -59,7 +59,7 @@ class QpAttr:
     cur_qp_state: QpState
     path_mtu: Mtu
     path_mig_state: MigState
-    qkey: int
+    qkey: int = field(repr=False)
     rq_psn: int
     sq_psn: int
     dest_qp_num: int

@@ -69,8 +69,11 @@ class Conversation:
 
     @property
     def alive(self) -> bool:
-        """Whether the peer has been heard just now, though it may not have gone on."""
-        return self._beats and self._ticks_silent <= 3 and self.left is None
+        """Whether the peer is known to be there, though it may not have gone on."""
+        if self.left is not None or not self._beats:
+            return False
+        # before the reply it says nothing, and that its side of TCP stands is all there is to know
+        return self.handshake.state is State.HEARD or self._ticks_silent <= 3
 
     # ---- in the service thread
 
@@ -126,8 +129,7 @@ class Conversation:
         with self._lock:
             if not self._beats or self.left is not None or self.handshake.state not in BEATING:
                 return
-            if self.handshake.peer is not None and self.handshake.state is not State.ASKED:
-                self._put(Beat(self.id))
+            self._put(Beat(self.id))
             # ticks are counted and not seconds: a process that was stopped must not blame its peer
             self._ticks_silent += 1
             if self._ticks_silent <= self._silent_max:

@@ -223,7 +223,7 @@ class Endpoint:
     psn: int
     port: PortAddress
     recv_size: int = 0
-    qkey: int = 0
+    qkey: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         _within("qp_num", self.qp_num, 1, 0xFFFFFF, "24 bits, and 0 is the subnet manager's")

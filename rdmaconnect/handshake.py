@@ -74,8 +74,8 @@ RECEIVES: dict[Role, dict[tuple[State, type], State]] = {
     _L: {(_S.IDLE, Hello): _S.HEARD, (_S.ANSWERED, Ready): _S.JOINED},
 }
 
-#: from the reply on each side may say that it is there
-BEATING = (_S.ASKED, _S.HEARD, _S.ANSWERED, _S.AGREED, _S.JOINED)
+#: from the reply on each side says that it is there
+BEATING = (_S.ANSWERED, _S.AGREED, _S.JOINED)
 
 for _table in (SENDS, RECEIVES):
     for _role in Role:

@@ -134,8 +134,11 @@ class Incoming:
 
     def due(self) -> bool:
         """Whether the clock gives reason to move it on."""
-        proving = self._prober is not None and self._looked.waited_s >= LOOK_S
-        return proving or self.deadline.left_s <= 0
+        prober = self._prober
+        if prober is None:
+            return self.deadline.left_s <= 0
+        # a lost probe is sent again; of the rest the device tells, but where others take its events too
+        return self._looked.waited_s >= (LOOK_S if self.conversation.handshake.lossy else 5 * LOOK_S)
 
     def _run(self) -> None:
         while True:
@@ -161,10 +164,7 @@ class Incoming:
 
     def _step(self) -> bool:
         """Go as far as the peer's messages allow; whether the connection stands."""
-        if self._stopped is not None:
-            raise self._stopped
-        if self.conversation.left is not None:
-            raise self.conversation.failure("accept")
+        self.check_wanted()
         if self.state is State.HEARD and not self._answered:
             held = self.listening.held(self)
             if held is not None and not self.listening.claim(held, self):
@@ -216,7 +216,7 @@ class Incoming:
             agreement = agree(theirs, ours, hello.wish)
         self._paths = make_paths(prepared.ends, hello.ends, agreement, terms.options, connector=False)
         trace.mark("path", "%s", "; ".join(self._paths[0].why))
-        self._handles = raise_lanes(prepared, self._paths, rts=False, go_on=self._go_on)
+        self._handles = raise_lanes(prepared, self._paths, rts=False, go_on=self.check_wanted)
         trace.mark("reply", "sent, RTR")
         reply = Reply(
             hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, trace.told(),
@@ -226,8 +226,8 @@ class Incoming:
         self._answered_after_s = self._age.waited_s
         self.deadline = Deadline(HALF_OPEN_S + HALF_OPEN_EACH_S * len(hello.ends), ConnectTimeout)
 
-    def _go_on(self) -> None:
-        """Between two queue pairs: is anybody still interested?"""
+    def check_wanted(self) -> None:
+        """Raise why, if nobody wants it any more."""
         if self._stopped is not None:
             raise self._stopped
         if self.conversation.left is not None:

@@ -11,7 +11,7 @@ from .connection import AsyncConnection, Connection
 from .device import rank_ports
 from .exchange.url import tcp_url
 from .listening import MAX_HALF_OPEN, MAX_QPS, ListenerCore
-from .story import arun, call_apart, run_apart
+from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, make_terms, parse_qp_type
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
@@ -98,6 +98,11 @@ def _open(
     return kind(url, terms, types, share_ud, max_half_open, max_qps)
 
 
+def _call(function: Callable[[], Listener]) -> Story[Listener]:
+    listener: Listener = yield Call(function)
+    return listener
+
+
 def listen(
     address: str = "*",
     *,
@@ -143,7 +148,8 @@ def listen(
     make = partial(
         make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
     )
-    return _open(Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
+    opening = partial(_open, Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
+    return run_apart(_call(opening), Listener._close)
 
 
 async def alisten(

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Collection
+from contextlib import ExitStack
 from functools import partial
 from typing import Generic
 
@@ -183,7 +184,7 @@ class ListenerCore(Generic[M]):
             channel.send(encode(Reject(hello.id, "accept", 0, f"busy: {words}", (), again_ms)))
             self._acceptor.expect(channel)
             return
-        channel.max_frame = SMALL_FRAME
+        channel.lower(SMALL_FRAME)
         connector.conversation = conversation
         conversation.on_change = incoming.wake
         conversation.hear(hello)
@@ -269,6 +270,7 @@ class ListenerCore(Generic[M]):
         if len(hello.ends) <= LARGE:
             return make(open_device(port.device), count=len(hello.ends))
         with self._large:
+            incoming.check_wanted()
             return make(open_device(port.device), count=len(hello.ends))
 
     def _prepare_shared(self, make: partial[Prepared], port: Port, count: int) -> Prepared:
@@ -433,11 +435,12 @@ class ListenerCore(Generic[M]):
             return
         for one in incoming:
             one.stop(StateError("the listener was closed."))
-        for connection in ready:
-            connection._close()
-        if self._shared is not None:
-            self._shared.close()
         self._changed.notify()
+        with ExitStack() as closing:  # all of them, though one may fail
+            if self._shared is not None:
+                closing.callback(self._shared.close)
+            for connection in ready:
+                closing.callback(connection._close)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .endpoint import Endpoint, PortAddress, RemoteRegion
 from .path import Agreement, Wish
@@ -46,7 +46,7 @@ class Hello:
     wish: Wish
     regions: dict[str, RemoteRegion]
     private_data: bytes = b""
-    prev: bytes | None = None
+    prev: bytes | None = field(default=None, repr=False)
     target: Target | None = None
     meet: bool = False
     beat_ms: int = 0
@@ -70,7 +70,7 @@ class Reply:
     private_data: bytes = b""
     ports: tuple[PortAddress, ...] = ()
     doors: Doors = ()
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
     beat_ms: int = 0
 
 

@@ -7,7 +7,7 @@ The listener agrees and tells the connector; both then derive their own :class:`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from .abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from .endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress
@@ -109,7 +109,7 @@ class Path:
     port_num: int
     pkey_index: int
     qp_access_flags: AccessFlags
-    qkey: int
+    qkey: int = field(repr=False)
     path_mtu: Mtu
     dest_qp_num: int
     rq_psn: int

@@ -20,11 +20,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rdmaconnect.url import Address, addresses
 
 from rdmaconnect.errors import VerbsError
 from rdmaconnect.exchange.dial import Dial
 from rdmaconnect.exchange.tcp import listen
+from rdmaconnect.exchange.url import Address, addresses
 
 Maker = Callable[[int, int], socket.socket]
 #: what a scripted address does: an errno, at once or after a time; 0 connects; None never answers
@@ -436,7 +436,7 @@ def test_a_connection_to_itself_is_none_and_leaves_the_port_free(free_port: int)
 
 UNREACHABLE = """
 from rdmaconnect.exchange.dial import Dial
-from rdmaconnect.url import addresses
+from rdmaconnect.exchange.url import addresses
 dial = Dial(addresses("127.0.0.1", 5), 0.0)
 assert dial.advance(0.0) is None
 print(dial.seen())

@@ -8,10 +8,10 @@ import socket
 from typing import Any
 
 import pytest
-from rdmaconnect.url import Address, addresses
 
 from rdmaconnect.errors import VerbsError
 from rdmaconnect.exchange.tcp import listen, set_options
+from rdmaconnect.exchange.url import Address, addresses
 
 LOCAL = addresses("127.0.0.1", 0, bind=True)
 

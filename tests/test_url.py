@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rdmaconnect.url import DEFAULT_PORT, Address, addresses, host_of, loopback_of, port_of, tcp_url
+
+from rdmaconnect.exchange.url import DEFAULT_PORT, Address, addresses, host_of, loopback_of, port_of, tcp_url
 
 
 @pytest.mark.parametrize(

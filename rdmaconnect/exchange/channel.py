@@ -15,9 +15,9 @@ from ..errors import AuthenticationError, PeerClosed, RdmaConnectError, RemotePr
 from ..fork import in_child
 from . import link, service
 from .curve import Keys
-from .greeting import Fault, Greeting, GreetingError
 from .link import Link
-from .relay import Pump, shut
+from .relay import Pump, drain_and_close
+from .zmtp import Fault, Filter, ZmtpError
 
 __all__ = ["SILENT_S", "SMALL_FRAME", "TICK_S", "Channel", "Receiver", "open_channels"]
 
@@ -33,10 +33,12 @@ SMALL_FRAME = 64 * 1024
 LONG_FRAMES, LONG_FRAME_S = 16, 2.0
 #: frames of one peer that are taken in one go, and the pause after that, seconds
 _AT_ONCE, _PAUSE_S = 32, 0.01
+#: seconds that ZeroMQ may take to connect to this process
+_ARRIVAL_S = 5.0
 #: seconds between a greeting that does not fit and the end
 _PARTING_S = 0.1
-#: what ZeroMQ and CURVE add to a frame, and the handshake, at most, bytes
-_OVERHEAD = 4096
+#: what ZeroMQ and CURVE add to a frame, at most, bytes
+_OVERHEAD = 64
 
 
 class Receiver(Protocol):
@@ -79,7 +81,6 @@ class Channel:
     Attributes:
         address: the peer's IP address.
         user: the peer's public key as Z85 text, once its first frame has come, where it had to show one; else "".
-        max_frame: bytes; may be lowered once it is known what the peer wants.
         heard: when the last bytes of the peer came, on the monotonic clock.
     """
 
@@ -99,13 +100,13 @@ class Channel:
         self._pid = os.getpid()
         self._tcp, self._keys, self._listens, self._domain = tcp, keys, listens, domain
         self.max_frame, self.heard = max_frame, time.monotonic()
-        self._greeting = Greeting(b"CURVE" if keys else b"NULL")
+        self._filter = Filter(b"CURVE" if keys else b"NULL", listens, max_frame)
         self._link: Link | None = None
         self._local: socket.socket | None = None
         self._inward: Pump | None = None
         self._outward: Pump | None = None
         self._unsent: deque[bytes] = deque()
-        self._flight = 0
+        self._verdict: RdmaConnectError | None = None
         self._paused = self._closing = self._ended = False
         try:
             service.soon(self._open)
@@ -116,7 +117,11 @@ class Channel:
     @property
     def greeted(self) -> bool:
         """Whether the peer has shown that it speaks ZeroMQ."""
-        return self._greeting.complete
+        return self._filter.greeted
+
+    def lower(self, max_frame: int) -> None:
+        """Take no longer frames than this from here on. For the service thread."""
+        self.max_frame = self._filter.max_frame = max_frame
 
     def send(self, frame: bytes) -> None:
         """Send one frame. It never blocks: whether the peer is there is told by :meth:`Receiver.over`.
@@ -173,6 +178,11 @@ class Channel:
         assert self._link.ear is not None
         self._loop.add_reader(self._link.ear, self._arrived)
         self._loop.add_reader(self._link.fd, self._readable)
+        self._loop.call_later(_ARRIVAL_S, self._missed)
+
+    def _missed(self) -> None:
+        if self._local is None:
+            self._end(StateError("open an exchange: ZeroMQ did not come to it. Are there descriptors left?"))
 
     def _arrived(self) -> None:
         assert self._link is not None
@@ -196,31 +206,29 @@ class Channel:
     def _checked(self, data: bytes) -> bytes:
         """What of the peer's bytes may go on to ZeroMQ."""
         try:
-            passed = self._greeting.take(data)
-        except GreetingError as e:
+            passed = self._filter.take(data)
+        except ZmtpError as e:
             # this side's own greeting, which says how it is protected, is let out before
-            self._loop.call_later(_PARTING_S, self._end, _foreign(e, self._listens))
+            self._verdict = _foreign(e, self._listens)
+            self._loop.call_later(_PARTING_S, self._end, self._verdict)
             assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
         if self._link is None and passed:
             self._join()
-        self._flight += len(passed)
         self.heard = time.monotonic()
-        if self._flight > SMALL_FRAME + _OVERHEAD:
+        if self._filter.unread > SMALL_FRAME + _OVERHEAD:
             self._long_frame()
         return passed
 
     def _long_frame(self) -> None:
-        """The peer is in the midst of a long frame, or of a message that does not end."""
+        """The peer is in the midst of a long frame: only so many may be at the same time."""
         assert self._inward is not None
-        if self._flight > self.max_frame + 2 * _OVERHEAD + SMALL_FRAME:
-            words = f"the peer sends more than {self.max_frame} bytes in one message"
-            self._loop.call_soon(self._end, RemoteProtocolError(f"{words}: it was cut off."))
-            self._inward.discarding = True
-        elif self not in _long and len(_long) < LONG_FRAMES and not _waiting:
+        if self in _long:
+            return
+        if len(_long) < LONG_FRAMES and not _waiting:
             _long[self] = time.monotonic()
-        elif self not in _long:
+        else:
             self._inward.hold()
             if self not in _waiting:
                 _waiting.append(self)
@@ -248,7 +256,7 @@ class Channel:
         self._readable()
 
     def _took(self, frame: bytes, user: str) -> None:
-        self._flight = 0
+        self._filter.unread = self._filter.frames = 0
         _let_go(self)
         self.user = self.user or user
         if self.receiver is not None:
@@ -282,8 +290,10 @@ class Channel:
 
     def _why(self) -> RdmaConnectError:
         """Why no more will come."""
-        if self._greeting.refused:
-            return AuthenticationError(f"the listener does not know the key of this side ({self._greeting.refused}).")
+        if self._verdict is not None:
+            return self._verdict
+        if self._filter.refused:
+            return AuthenticationError(f"the listener does not know the key of this side ({self._filter.refused}).")
         if self._inward is not None and not self._inward.over:
             return RemoteProtocolError(
                 f"the peer at {self.address} broke ZeroMQ's protocol, or sent more than {self.max_frame} bytes at once."
@@ -341,7 +351,10 @@ class Channel:
             if pump is not None:
                 pump.stop()
         self._leave_link(0)
-        shut(self._tcp, self._local)
+        self._tcp.close()
+        local, self._local = self._local, None
+        if local is not None:
+            drain_and_close(self._loop, local)
         self._unsent.clear()
 
     def _leave_link(self, linger_ms: int) -> None:
@@ -401,14 +414,16 @@ def _peer_of(tcp: socket.socket) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def _foreign(error: GreetingError, listens: bool) -> RdmaConnectError:
-    """What a greeting that does not fit means to this side."""
+def _foreign(error: ZmtpError, listens: bool) -> RdmaConnectError:
+    """What bytes that do not fit mean to this side."""
     here, there = ("listener", "connector") if listens else ("connector", "listener")
     both = "Give both sides the same secret, or keys."
     if error.fault is Fault.UNPROTECTED:
         return AuthenticationError(f"this {here}'s exchange is protected, the {there}'s is not. {both}")
     if error.fault is Fault.PROTECTED:
         return AuthenticationError(f"the {there}'s exchange is protected, this {here}'s is not. {both}")
+    if error.fault in (Fault.TRAFFIC, Fault.LONG):
+        return RemoteProtocolError(f"the {there} {error}: it was cut off.".replace("it sends", "sends"))
     verb = "calls" if listens else "listens"
     hint = f"Is it rdmaconnect that {verb}?"
     return RemoteProtocolError(f"what {verb} there does not speak this protocol: {error}. {hint}")

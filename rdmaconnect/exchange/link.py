@@ -27,8 +27,9 @@ __all__ = ["Link", "close_context", "context"]
 _QUEUE = 8
 #: what was sent goes out for so long after close, ms
 LINGER_MS = 1000
-#: descriptors of one link: the service's end, ZeroMQ's end and its mailbox, and the socket that joins the two
-_DESCRIPTORS = 4
+#: descriptors of one link: the service's end, ZeroMQ's end and its mailbox, and the socket that joins the two; for
+#: the first of a process those of ZeroMQ's threads besides
+_DESCRIPTORS, _FIRST = 4, 12
 
 _context: zmq.Context[zmq.Socket[bytes]] | None = None
 _lock = threading.Lock()
@@ -98,11 +99,11 @@ class Link:
     """
 
     def __init__(self, max_frame: int, keys: Keys | None, listens: bool, domain: str = "") -> None:
-        check_descriptors(_DESCRIPTORS, "open an exchange")
+        check_descriptors(_DESCRIPTORS if _context is not None else _FIRST, "open an exchange")
         self.ear: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self.ear.bind("")  # the kernel takes a name that is free
-            self.ear.listen(1)
+            self.ear.listen(64)
             self._socket = self._dealer(max_frame, keys, listens, domain, self.ear.getsockname())
         except BaseException:
             self.ear.close()
@@ -121,13 +122,15 @@ class Link:
             dealer.set(zmq.RCVHWM, _QUEUE)
             dealer.set(zmq.SNDHWM, _QUEUE)
             dealer.set(zmq.HANDSHAKE_IVL, 10000)
+            dealer.set(zmq.HEARTBEAT_IVL, 0)
             # with -1 ZeroMQ would drop frames that came just before the end; the link is closed long before this
-            dealer.set(zmq.RECONNECT_IVL, 600_000)
+            dealer.set(zmq.RECONNECT_IVL, 2**31 - 1)
             if keys is not None:
                 dealer.curve_publickey, dealer.curve_secretkey = keys.public, keys.secret
                 if listens:
                     dealer.curve_server = True
                     dealer.set(zmq.ZAP_DOMAIN, domain.encode())
+                    dealer.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
                 else:
                     dealer.curve_serverkey = keys.listener
             dealer.connect(f"ipc://@{name[1:].decode()}")

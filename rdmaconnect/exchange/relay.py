@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-__all__ = ["Pump", "shut"]
+__all__ = ["Pump", "drain_and_close"]
 
 #: bytes read at a time
 CHUNK = 64 * 1024
@@ -138,8 +138,23 @@ class Pump:
             self._ended(self)
 
 
-def shut(*sockets: socket.socket | None) -> None:
-    """Close what there is."""
-    for sock in sockets:
-        if sock is not None:
-            sock.close()
+def drain_and_close(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    """Close a socket when its peer has closed its own end, and not before; what comes until then is thrown away.
+
+    ZeroMQ aborts the process where its peer hangs up while it is held up itself.
+    """
+
+    def read() -> None:
+        try:
+            while sock.recv(CHUNK):
+                pass
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            pass
+        loop.remove_reader(sock)
+        sock.close()
+
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+    loop.add_reader(sock, read)

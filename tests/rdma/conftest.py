@@ -42,14 +42,14 @@ class Node:
         named: the options that name the device where both are in one namespace, else none.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, threads: int = 8) -> None:
         self.number = number
         self.address = f"10.9.0.{number}"
         self.device = f"rxe{number}"
         self.netdev = f"e{number}"
         self.named: dict[str, Any] = {} if NETNS else {"device": self.device}
         self._threads = ThreadPoolExecutor(
-            8, f"node{number}", initializer=_enter if NETNS else None, initargs=(f"n{number}",) if NETNS else ()
+            threads, f"node{number}", initializer=_enter if NETNS else None, initargs=(f"n{number}",) if NETNS else ()
         )
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:

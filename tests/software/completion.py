@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import select
 import struct
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from .calls import verb
 from .device import Context
 from .events import wait_for_acks
 from .memory import point
+from .polling import readable
 
 #: wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags, pkey_index, slid, sl, path bits
 WC = struct.Struct("=Qii6IHHBB2x")
@@ -52,7 +52,7 @@ class Channel(Object):
 
     def settle(self) -> None:
         """Make the descriptor unreadable, if there is no event left."""
-        if not self.events and select.select([self.fd], [], [], 0)[0]:
+        if not self.events and readable(self.fd, 0):
             os.eventfd_read(self.fd)
 
     def free(self, how: str) -> None:
@@ -170,7 +170,7 @@ def ibv_get_cq_event(world: Any, channel: Channel, cq: int, cq_context: Any) -> 
                 break
             if not os.get_blocking(channel.fd):
                 raise Refused(errno.EAGAIN)
-        select.select([channel.fd], [], [], 0.1)
+        readable(channel.fd, 100)
     ctypes.c_void_p.from_address(cq).value = found.address
     cq_context.value = found.c.cq_context
 

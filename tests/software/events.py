@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import select
 from collections import deque
 from typing import Any
 
@@ -14,6 +13,7 @@ from rdmaconnect.abi import EventType, ibv_async_event
 from .arena import ALIVE, Misused, Object, Refused
 from .calls import verb
 from .device import Context
+from .polling import readable
 
 #: seconds that destroying waits for an acknowledgement
 PATIENCE_S = 5.0
@@ -79,7 +79,7 @@ def ibv_get_async_event(world: Any, context: Context, event: ibv_async_event) ->
                 break
             if not os.get_blocking(context.event_fd):
                 raise Refused(errno.EAGAIN)
-        select.select([context.event_fd], [], [], 0.1)
+        readable(context.event_fd, 100)
     event.event_type = event_type
     if event_type in OF_PORT:
         event.element.port_num = element

@@ -137,6 +137,17 @@ class Network:
         self.changed = threading.Condition(self.lock)
         self.clock = Clock()
 
+    @staticmethod
+    def shared(path: str, **options: Any) -> Network:
+        """A network that all processes of this host are on which name the same directory; see :mod:`shared`."""
+        from .shared import SharedNetwork
+
+        return SharedNetwork(path, **options)
+
+    def close(self) -> None:
+        """Nothing happens on it any more."""
+        self.clock.close()
+
     # ---- troubles
 
     def lose(self, which: Callable[[Message], bool]) -> Trouble:

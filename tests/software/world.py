@@ -85,7 +85,7 @@ class Software:
         if current() is self:
             set_current(None)
             verbs.use(None)
-        self.network.clock.close()
+        self.network.close()
 
     def __enter__(self) -> Software:
         return self.install()
@@ -101,7 +101,7 @@ class Software:
         Args:
             verb: its C name, as in ``abi.PROTOTYPES`` or ``abi.OPS``.
             what: ``delay`` (seconds, or a function of the ``Call``), ``fail`` (an errno: the verb does
-                nothing and fails), ``before``, ``after`` (functions of the ``Call``); and for which calls:
+                nothing and fails), ``before``, ``after`` it has succeeded (functions of the ``Call``); and for which:
                 ``dgid`` (the path's), ``to`` (the state of ``ibv_modify_qp``), ``thread``, ``where`` (a
                 predicate on the ``Call``), and among those ``nth`` (from 1; a number or several) and
                 ``times`` (at most).
