@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmaconnect.exchange import relay
-from rdmaconnect.exchange.relay import Pump, shut
+from rdmaconnect.exchange.relay import Pump, drain_and_close
 
 PATIENCE_S = 10.0
 
@@ -73,7 +73,8 @@ class Way:
 
     def close(self) -> None:
         self.pump.stop()
-        shut(self.far, self.source, self.sink, self.near)
+        for sock in (self.far, self.source, self.sink, self.near):
+            sock.close()
         self.loop.close()
 
 
@@ -310,7 +311,8 @@ def test_a_source_that_is_reset_is_an_end() -> None:
     loop.run_until_complete(asyncio.sleep(0.05))
     assert ended == [pump]
     assert near.recv(100) == b""
-    shut(source, sink, near, None)
+    for sock in (source, sink, near):
+        sock.close()
     loop.close()
 
 
@@ -332,6 +334,35 @@ def test_stopped_after_its_sockets_were_closed_it_watches_none_of_their_numbers(
     made = make(buffer=4096)
     made.pump.start()
     made.pump.stop()
-    shut(made.sink)
+    made.sink.close()
     made.pump.stop()
     assert made.watched() == set()
+
+
+# ---- the last of a socket
+
+
+def test_a_socket_is_closed_when_its_peer_has_closed_and_not_before(way: Way) -> None:
+    way.sink.setblocking(False)
+    fd = way.sink.fileno()
+    drain_and_close(way.loop, way.sink)
+    way.turn()
+    assert way.near.recv(1) == b"", "the peer hears the end at once"
+    for _ in range(50):
+        way.near.send(bytes(1000))
+        way.turn()
+    assert way.sink.fileno() == fd
+    way.near.close()
+    way.turn()
+    way.turn()
+    assert way.sink.fileno() == -1
+    assert way.watched() == set()
+
+
+def test_one_whose_peer_is_gone_already_is_closed_too(way: Way) -> None:
+    way.near.close()
+    drain_and_close(way.loop, way.sink)
+    way.turn()
+    way.turn()
+    assert way.sink.fileno() == -1
+    assert way.watched() == set()
