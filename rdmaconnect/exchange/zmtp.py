@@ -58,7 +58,7 @@ class ZmtpError(Exception):
     Attributes:
         fault: what is wrong.
         seen: the first bytes of what is wrong.
-        passed: what may go on all the same, so that ZeroMQ says how this side is protected.
+        passed: what may go on all the same: what came before, or enough for ZeroMQ to say how this side is protected.
     """
 
     def __init__(self, fault: Fault, seen: bytes, passed: bytes = b"") -> None:
@@ -94,6 +94,11 @@ class Filter:
         self.refused = ""
         self.unread = self.frames = 0
 
+    @property
+    def ready(self) -> bool:
+        """Whether the peer's handshake has come too."""
+        return self.greeted and not self._handshake
+
     def take(self, data: bytes) -> bytes:
         """Take what has come.
 
@@ -113,7 +118,7 @@ class Filter:
         if have >= _WHOLE:
             self.greeted = True
             rest, self._head = bytes(self._head[_WHOLE:]), bytearray()
-            passed += self._frames(rest)
+            return self._frames(rest, passed)
         return passed
 
     def _greet(self) -> None:
@@ -130,9 +135,9 @@ class Filter:
                 passed = bytes(head[self._passed : _VERSION])
                 raise ZmtpError(names.get(theirs.rstrip(b"\0"), Fault.MECHANISM), seen, passed)
 
-    def _frames(self, data: bytes) -> bytes:
-        """Follow the frames: the beginning of each is kept until it can be judged."""
-        passed = bytearray()
+    def _frames(self, data: bytes, before: bytes = b"") -> bytes:
+        """Follow the frames: the beginning of each is kept until it can be judged, those before a bad one go on."""
+        passed = bytearray(before)
         at = 0
         while at < len(data):
             if self._left:
@@ -145,7 +150,11 @@ class Filter:
                 self._head += data[at : at + step]
                 at += step
                 if not self._missing():
-                    passed += self._begin()
+                    try:
+                        passed += self._begin()
+                    except ZmtpError as e:
+                        e.passed = bytes(passed)
+                        raise
         return bytes(passed)
 
     def _missing(self) -> int:
