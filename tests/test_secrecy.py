@@ -15,8 +15,8 @@ import rdmaconnect
 from rdmaconnect.abi import Mtu, QpType, ibv_qp_attr
 from rdmaconnect.address import AddressHandle, UdAddress
 from rdmaconnect.attributes import QpAttr
-from rdmaconnect.exchange.curve import keys_for
 from rdmaconnect.endpoint import Options
+from rdmaconnect.exchange.curve import keys_for
 from rdmaconnect.messages import Hello, Reply
 from rdmaconnect.path import Wish, agree, make_path
 from rdmaconnect.terms import make_terms

@@ -188,7 +188,8 @@ class Filter:
     def _shake_hands(self, flags: int, size: int, body: bytes) -> None:
         name, sizes = self._handshake[0]
         if flags & _COMMAND and body.startswith(_ERROR) and 7 <= size <= len(body):
-            self.refused = body[7:].decode("ascii", "replace") or "no reason given"
+            words = body[7:size].decode("ascii", "replace")
+            self.refused = "".join(c if c.isprintable() else "?" for c in words) or "no reason given"
         elif not (flags & _COMMAND) or flags & _MORE or not body.startswith(name) or size not in sizes:
             raise ZmtpError(Fault.HANDSHAKE, body)
         else:
