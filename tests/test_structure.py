@@ -185,12 +185,11 @@ def test_only_what_waits_knows_asyncio() -> None:
 
 
 def test_only_a_few_files_know_the_clock() -> None:
-    # channel and acceptor: how long ago something was heard; outgoing hands it to dial; probe: how long ago it sent;
-    # pingpong measures
+    # channel and acceptor: how long ago something was heard; curve: how long ago a folder was read; probe: how long
+    # ago it sent; outgoing hands it to dial; pingpong measures
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
     assert found == {
-        "deadline", "outgoing", "probe", "pingpong.rounds", "exchange.channel", "exchange.acceptor",
-        "exchange.curve",
+        "deadline", "outgoing", "probe", "pingpong.rounds", "exchange.channel", "exchange.acceptor", "exchange.curve",
     }  # fmt: skip
 
 

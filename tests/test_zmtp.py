@@ -1,4 +1,4 @@
-"""What a peer sends: what goes on to ZeroMQ, in any pieces, and what never does."""
+"""What a peer sends, before ZeroMQ sees it: what goes on, in any pieces, and what never does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from hypothesis import strategies as st
 from rdmaconnect.exchange.zmtp import FRAMES_MAX, Fault, Filter, ZmtpError
 
 NULL, CURVE = b"NULL", b"CURVE"
-MAX = 64 * 1024
-
-
-def filter_of(mechanism: bytes, listens: bool = False) -> Filter:
-    return Filter(mechanism, listens, MAX)
 
 
 def greeting(mechanism: bytes = NULL, major: int = 3, minor: int = 1, as_server: int = 0) -> bytes:
@@ -29,8 +24,35 @@ def command(name: bytes, body: bytes = b"") -> bytes:
     return bytes([4, len(inner)]) + inner
 
 
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """RFC 23: a message, or with flag 4 a command; with flag 2 the size has 8 bytes."""
+    size = len(body).to_bytes(8 if flags & 2 else 1, "big")
+    return bytes([flags]) + size + body
+
+
 READY = command(b"READY", b"\x0bSocket-Type\x00\x00\x00\x06DEALER")
 assert len(greeting()) == 64
+#: mechanism, whether this side listens -> what a sound peer says before its messages
+HANDSHAKES = {
+    (NULL, True): READY,
+    (NULL, False): READY,
+    (CURVE, True): command(b"HELLO", bytes(194)) + frame(b"\x08INITIATE" + bytes(300), 6),
+    (CURVE, False): command(b"WELCOME", bytes(160)) + command(b"READY", bytes(40)),
+}
+roles = pytest.mark.parametrize(("mechanism", "listens"), HANDSHAKES)
+
+
+def made(mechanism: bytes = NULL, listens: bool = True, max_frame: int = 1000) -> Filter:
+    """A filter that has not heard anything."""
+    return Filter(mechanism, listens, max_frame)
+
+
+def greeted(mechanism: bytes = NULL, listens: bool = True, max_frame: int = 1000) -> Filter:
+    """A filter whose peer's messages are to come."""
+    filter_ = made(mechanism, listens, max_frame)
+    whole = greeting(mechanism) + HANDSHAKES[mechanism, listens]
+    assert filter_.take(whole) == whole
+    return filter_
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -38,56 +60,42 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(at)]
 
 
-# ---- what goes on
+# ---- a sound peer
 
 
-#: (mechanism, whether this side listens) -> what a peer says before the traffic
-SHAKES = {
-    (NULL, False): READY,
-    (NULL, True): READY,
-    (CURVE, False): command(b"WELCOME", bytes(160)) + command(b"READY", bytes(24)),
-    (CURVE, True): command(b"HELLO", bytes(194)) + b"\x06" + (257).to_bytes(8, "big") + b"\x08INITIATE" + bytes(248),
-}
-
-
-def message(body: bytes, flags: int = 0) -> bytes:
-    if len(body) < 256 and not flags & 2:
-        return bytes([flags, len(body)]) + body
-    return bytes([flags | 2]) + len(body).to_bytes(8, "big") + body
-
-
-@given(st.sampled_from(sorted(SHAKES)), st.lists(st.integers(0, 10_000), max_size=8), st.lists(st.binary(max_size=300)))
-def test_a_peer_of_this_protocol_goes_on_in_its_order_however_it_is_cut(
-    ends: tuple[bytes, bool], cuts: list[int], bodies: list[bytes]
+@given(st.sampled_from(list(HANDSHAKES)), st.lists(st.integers(0, 10_000), max_size=8),
+       st.lists(st.binary(max_size=300), max_size=4))  # fmt: skip
+def test_all_that_a_sound_peer_says_goes_on_in_its_order_however_it_is_cut(
+    role: tuple[bytes, bool], cuts: list[int], bodies: list[bytes]
 ) -> None:
-    whole = greeting(ends[0]) + SHAKES[ends] + b"".join(map(message, bodies))
-    made, passed = filter_of(*ends), b""
+    whole = greeting(role[0]) + HANDSHAKES[role]
+    whole += b"".join(frame(body, 0 if len(body) < 256 else 2) for body in bodies)
+    filter_, passed = made(*role), b""
     for piece in pieces(whole, cuts):
-        passed += made.take(piece)
+        passed += filter_.take(piece)
         assert whole.startswith(passed)
     assert passed == whole
-    assert made.greeted
-    assert made.refused == ""
-    assert made.frames == len(bodies)
-    assert made.unread == sum(len(message(body)) for body in bodies)
+    assert filter_.greeted
+    assert filter_.refused == ""
+    assert filter_.frames == len(bodies)
+    assert filter_.unread == sum(len(body) + (2 if len(body) < 256 else 9) for body in bodies)
 
 
 @pytest.mark.parametrize("minor", [0, 1, 2, 255])
 def test_a_later_minor_and_major_version_goes_on(minor: int) -> None:
     for major in (3, 4, 255):
-        made = filter_of(NULL)
-        assert made.take(greeting(major=major, minor=minor)) == greeting(major=major, minor=minor)
+        assert made().take(greeting(major=major, minor=minor)) == greeting(major=major, minor=minor)
 
 
 def test_nothing_goes_on_before_it_is_known_to_be_no_old_version() -> None:
     whole = greeting()
-    made, passed = filter_of(NULL), 0
+    filter_, passed = made(), 0
     for at in range(64):
-        passed += len(made.take(whole[at : at + 1]))
+        passed += len(filter_.take(whole[at : at + 1]))
         have = at + 1
         # the signature alone lets this side's ZeroMQ say its own version; the mechanism is checked before it goes on
         assert passed == (0 if have < 10 else min(have, 11) if have < 32 else have)
-        assert made.greeted is (have == 64)
+        assert filter_.greeted is (have == 64)
 
 
 # ---- what does not
@@ -100,10 +108,10 @@ def test_nothing_goes_on_before_it_is_known_to_be_no_old_version() -> None:
 @example(b"\xff" + bytes(9), [])
 @example(b"\x01\x00", [])
 def test_of_anything_else_no_byte_goes_on_but_a_signature_and_version(data: bytes, cuts: list[int]) -> None:
-    made, passed, refused = filter_of(NULL), b"", ZmtpError(Fault.FOREIGN, b"")
+    filter_, passed, refused = made(), b"", ZmtpError(Fault.FOREIGN, b"")
     for piece in pieces(data, cuts):
         try:
-            passed += made.take(piece)
+            passed += filter_.take(piece)
         except ZmtpError as e:
             passed, refused = passed + e.passed, e
             break
@@ -132,7 +140,7 @@ def test_of_anything_else_no_byte_goes_on_but_a_signature_and_version(data: byte
 def test_what_speaks_no_zmtp_3_is_told_apart(data: bytes, fault: Fault) -> None:
     for mechanism in (NULL, CURVE):
         with pytest.raises(ZmtpError) as caught:
-            filter_of(mechanism).take(data)
+            made(mechanism).take(data)
         assert caught.value.fault is fault
         assert caught.value.passed == b""
         assert str(caught.value).startswith(fault.value + " (")
@@ -154,165 +162,175 @@ def test_what_speaks_no_zmtp_3_is_told_apart(data: bytes, fault: Fault) -> None:
 def test_another_mechanism_is_told_by_name_and_lets_no_more_than_the_version_through(
     expected: bytes, theirs: bytes, fault: Fault, cut: int
 ) -> None:
-    made, whole = filter_of(expected), greeting(theirs)
-    passed = made.take(whole[:cut])
+    filter_, whole = made(expected), greeting(theirs)
+    passed = filter_.take(whole[:cut])
     with pytest.raises(ZmtpError) as caught:
-        made.take(whole[cut:])
+        filter_.take(whole[cut:])
     assert caught.value.fault is fault
     assert passed + caught.value.passed == whole[:11]
+
+
+# ---- the handshake
+
+
+@roles
+def test_a_handshake_is_that_of_its_mechanism_and_role(mechanism: bytes, listens: bool) -> None:
+    """A client of CURVE takes a READY before it has any key: so none goes on to it."""
+    commands = {
+        b"READY": READY, b"HELLO": command(b"HELLO", bytes(194)), b"WELCOME": command(b"WELCOME", bytes(160)),
+        b"INITIATE": frame(b"\x08INITIATE" + bytes(300), 6), b"PING": command(b"PING", b"\0\x0a"),
+        b"SUBSCRIBE": command(b"SUBSCRIBE", b"x"), b"a message": frame(b"hello"),
+    }  # fmt: skip
+    first = {(NULL, True): b"READY", (NULL, False): b"READY", (CURVE, True): b"HELLO", (CURVE, False): b"WELCOME"}
+    for name, data in commands.items():
+        filter_ = made(mechanism, listens)
+        filter_.take(greeting(mechanism))
+        if name == first[mechanism, listens]:
+            assert filter_.take(data) == data
+        else:
+            with pytest.raises(ZmtpError) as caught:
+                filter_.take(data)
+            assert caught.value.fault is Fault.HANDSHAKE
+            assert caught.value.passed == b""
+
+
+@pytest.mark.parametrize("size", [0, 5, 4096, 65535, 2**40, 2**63, 2**64 - 1])
+def test_a_command_of_another_size_than_it_can_have_is_refused_before_it_has_come(size: int) -> None:
+    for mechanism, listens, name in [
+        (CURVE, True, b"\x05HELLO"), (CURVE, False, b"\x07WELCOME"), (NULL, True, b"\x05READY"),
+    ]:  # fmt: skip
+        filter_ = made(mechanism, listens)
+        filter_.take(greeting(mechanism))
+        with pytest.raises(ZmtpError) as caught:
+            filter_.take(b"\x06" + size.to_bytes(8, "big") + (name + bytes(50))[: min(size, 50)])
+        assert caught.value.fault is Fault.HANDSHAKE
+
+
+def test_a_command_of_several_frames_is_none() -> None:
+    filter_ = made()
+    filter_.take(greeting())
+    with pytest.raises(ZmtpError):
+        filter_.take(bytes([READY[0] | 1]) + READY[1:])
+
+
+# ---- the traffic
+
+
+def test_a_message_may_be_as_long_as_it_may_and_no_longer() -> None:
+    for mechanism, listens in HANDSHAKES:
+        most = 1000 + (33 if mechanism == CURVE else 0)
+        filter_ = greeted(mechanism, listens)
+        longest = frame(bytes(most), 2)
+        assert filter_.take(longest) == longest
+        with pytest.raises(ZmtpError) as caught:
+            filter_.take(frame(bytes(most + 1), 2)[:9] + bytes(24))
+        assert caught.value.fault is Fault.LONG
+
+
+def test_what_may_come_can_be_lowered_in_the_midst() -> None:
+    filter_ = greeted(max_frame=100_000)
+    whole = frame(bytes(5000), 2)
+    assert filter_.take(whole[:100]) == whole[:100]
+    filter_.max_frame = 1000
+    assert filter_.take(whole[100:]) == whole[100:], "what was let in already goes on"
+    with pytest.raises(ZmtpError, match="more at once"):
+        filter_.take(whole)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b"a", 1),  # a message of several frames
+        frame(b"a" * 300, 3),
+        frame(b"x", 8), frame(b"x", 0x80), frame(b"x", 0xFF),  # flags that there are not
+        READY, command(b"HELLO", bytes(194)), command(b"SUBSCRIBE", b"x"), command(b"CANCEL", b"x"),
+        command(b"ERROR", b"\x03400"), command(b"JOIN", b"x"), command(b"PING"), command(b"PING", bytes(30)),
+        frame(b"", 4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("mechanism", [NULL, CURVE])
+def test_what_is_no_message_of_one_frame_does_not_go_on(data: bytes, mechanism: bytes) -> None:
+    for listens in (True, False):
+        filter_ = greeted(mechanism, listens)
+        with pytest.raises(ZmtpError) as caught:
+            filter_.take(data)
+        assert caught.value.fault is Fault.TRAFFIC
+        assert caught.value.passed == b""
+        assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("data", [command(b"PING", b"\0\x0a"), command(b"PING", b"\0\x0a" + b"c" * 16),
+                                  command(b"PONG", b""), command(b"PONG", b"c" * 16)])  # fmt: skip
+def test_an_older_peer_may_ask_whether_this_side_is_there(data: bytes) -> None:
+    assert greeted().take(data) == data
+    with pytest.raises(ZmtpError):
+        greeted(CURVE).take(data)  # there it is within the protected messages
+
+
+def test_so_many_messages_may_be_on_their_way_at_the_same_time() -> None:
+    filter_, empty = greeted(), frame(b"")
+    assert filter_.take(empty * FRAMES_MAX) == empty * FRAMES_MAX
+    with pytest.raises(ZmtpError) as caught:
+        filter_.take(empty)
+    assert caught.value.fault is Fault.LONG
+    filter_ = greeted()
+    for _ in range(3):
+        filter_.take(empty * FRAMES_MAX)
+        filter_.frames = filter_.unread = 0  # its owner has seen one come out
+
+
+@given(st.sampled_from(list(HANDSHAKES)), st.binary(max_size=600), st.lists(st.integers(0, 700), max_size=6))
+def test_whatever_comes_instead_of_messages_the_same_bytes_go_on_however_they_are_cut(
+    role: tuple[bytes, bool], data: bytes, cuts: list[int]
+) -> None:
+    def let_through(parts: list[bytes]) -> tuple[bytes, Fault | None]:
+        filter_, passed = greeted(*role), b""
+        for part in parts:
+            try:
+                passed += filter_.take(part)
+            except ZmtpError as e:
+                return passed + e.passed, e.fault
+            assert filter_.max_frame == 1000
+        return passed, None
+
+    (whole, fault), (cut, same) = let_through([data]), let_through(pieces(data, cuts))
+    assert fault is same
+    assert data.startswith(cut)
+    if fault is None:
+        assert whole == cut
+        assert len(data) - len(cut) < 40, "no more than a frame's beginning is kept"
 
 
 # ---- a refusal in clear
 
 
+def refusal(*after: bytes) -> bytes:
+    return b"".join(after) + command(b"ERROR", b"\x03400")
+
+
 @pytest.mark.parametrize("as_one", [True, False])
 @pytest.mark.parametrize("before", [b"", command(b"WELCOME", bytes(160))], ids=["at once", "after the welcome"])
 def test_an_error_command_is_read_and_goes_on(as_one: bool, before: bytes) -> None:
-    made = filter_of(CURVE)
-    whole = greeting(CURVE) + before + command(b"ERROR", b"\x03400")
+    filter_ = made(CURVE, False)
+    whole = greeting(CURVE) + refusal(before)
     if as_one:
-        assert made.take(whole) == whole
+        assert filter_.take(whole) == whole
     else:
-        assert b"".join(made.take(whole[at : at + 1]) for at in range(len(whole))) == whole
-    assert made.refused == "400"
+        assert b"".join(filter_.take(whole[at : at + 1]) for at in range(len(whole))) == whole
+    assert filter_.refused == "400"
 
 
-def test_a_reason_can_be_printed() -> None:
-    made = filter_of(CURVE)
-    made.take(greeting(CURVE) + command(b"ERROR", b"\x08\x1b[31m\r\n\xff"))
-    assert made.refused == "?[31m??\ufffd"
+def test_a_reason_can_be_printed_and_may_be_missing() -> None:
+    filter_ = made(CURVE, False)
+    filter_.take(greeting(CURVE) + command(b"ERROR", b"\x08\x1b[31m\r\n\xff"))
+    assert filter_.refused == "?[31m??\ufffd"
+    filter_ = made(CURVE, False)
+    filter_.take(greeting(CURVE) + command(b"ERROR", b"\0"))
+    assert filter_.refused == "no reason given"
 
 
-def test_an_error_without_a_reason_is_one() -> None:
-    made = filter_of(CURVE)
-    made.take(greeting(CURVE) + command(b"ERROR", b"\0"))
-    assert made.refused == "no reason given"
-
-
-# ---- the handshake and the traffic
-
-
-@pytest.mark.parametrize("ends", sorted(SHAKES), ids=str)
-@pytest.mark.parametrize(
-    "said",
-    [
-        message(b"a message before any key"),
-        message(b"\x07MESSAGE" + bytes(40)),
-        command(b"READY", bytes(24)) * 2,
-        command(b"WELCOME", bytes(159)),
-        command(b"HELLO", bytes(193)),
-        command(b"INITIATE"),
-        command(b"PING", b"\0\0"),
-        b"\x05\x06\x05READY",  # one that goes on in another frame
-        b"\x06" + (5000).to_bytes(8, "big") + b"\x05READY" + bytes(4994),
-        b"\x06" + (2**63).to_bytes(8, "big") + b"\x05READY",
-        b"\x04\x00",
-    ],
-)
-def test_only_the_commands_of_the_handshake_are_let_in_each_once(ends: tuple[bytes, bool], said: bytes) -> None:
-    """In particular no READY before the WELCOME, which libzmq's client takes without having a key."""
-    made = filter_of(*ends)
-    whole = greeting(ends[0]) + said + message(b"later" * 10)
-    with pytest.raises(ZmtpError) as caught:
-        made.take(whole)
-    assert caught.value.fault in (Fault.HANDSHAKE, Fault.TRAFFIC)
-
-
-def test_a_ready_before_the_welcome_is_refused() -> None:
-    made = filter_of(CURVE)
-    with pytest.raises(ZmtpError) as caught:
-        made.take(greeting(CURVE) + command(b"READY", bytes(24)))
-    assert caught.value.fault is Fault.HANDSHAKE
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 10, 16])
-def test_older_peers_may_ask_whether_this_side_is_there(size: int) -> None:
-    made = filter_of(NULL)
-    whole = greeting() + READY + command(b"PING", b"\0\x64" + bytes(size)) * 10_000 + command(b"PONG", bytes(size))
-    assert made.take(whole) == whole
-    assert made.unread == 0
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        message(b"part", flags=1),
-        message(b"x" * 300, flags=1),
-        command(b"PING"),  # too short for its TTL
-        command(b"PING", bytes(19)),
-        command(b"PONG", bytes(17)),
-        command(b"SUBSCRIBE", b"all"),
-        command(b"CANCEL", b"all"),
-        command(b"JOIN", b"group"),
-        b"\x04\x00",
-        b"\x08\x01x",
-        b"\x80\x01x",
-        b"\xff" + bytes(20),
-    ],
-)
-def test_what_is_no_message_of_this_exchange_is_refused(said: bytes) -> None:
-    for at_once in (True, False):
-        made = filter_of(NULL)
-        made.take(greeting() + READY + message(b"first"))
-        pieces_of_it = [said] if at_once else [said[at : at + 1] for at in range(len(said))]
-        with pytest.raises(ZmtpError) as caught:
-            list(map(made.take, pieces_of_it))
-        assert caught.value.fault is Fault.TRAFFIC
-
-
-@pytest.mark.parametrize("size", [MAX + 1, 2**31, 2**63, 2**64 - 1])
-def test_a_longer_message_is_refused_by_its_head(size: int) -> None:
-    made = filter_of(NULL)
-    made.take(greeting() + READY)
-    assert made.take(message(bytes(MAX))) == message(bytes(MAX))
-    with pytest.raises(ZmtpError) as caught:
-        made.take(b"\x02" + size.to_bytes(8, "big") + b"x" * 30)
-    assert caught.value.fault is Fault.LONG
-
-
-def test_the_limit_can_be_lowered() -> None:
-    made = filter_of(NULL)
-    made.take(greeting() + READY)
-    made.max_frame = 100
+def test_after_the_handshake_there_is_no_refusal_any_more() -> None:
+    filter_ = greeted(CURVE, False)
     with pytest.raises(ZmtpError):
-        made.take(message(bytes(101)))
-
-
-def test_there_is_a_limit_to_messages_that_nobody_has_taken() -> None:
-    made = filter_of(NULL)
-    made.take(greeting() + READY)
-    made.take(message(b"") * FRAMES_MAX)
-    made.frames = 0
-    made.take(message(b"") * FRAMES_MAX)
-    with pytest.raises(ZmtpError) as caught:
-        made.take(message(b""))
-    assert caught.value.fault is Fault.LONG
-
-
-def test_nothing_that_has_gone_on_is_kept() -> None:
-    made = filter_of(NULL)
-    made.take(greeting() + READY)
-    for _ in range(1000):
-        whole = message(b"x" * 1000)
-        assert made.take(whole) == whole
-        made.frames = made.unread = 0
-    assert len(made._head) == 0
-
-
-@given(st.sampled_from(sorted(SHAKES)), st.binary(max_size=400), st.lists(st.integers(0, 600), max_size=6))
-def test_whatever_follows_goes_on_unchanged_or_is_refused_however_it_is_cut(
-    ends: tuple[bytes, bool], more: bytes, cuts: list[int]
-) -> None:
-    whole = greeting(ends[0]) + SHAKES[ends] + more
-    outcomes = []
-    for cut in (cuts, []):
-        made, passed, fault = filter_of(*ends), b"", None
-        for piece in pieces(whole, cut):
-            try:
-                passed += made.take(piece)
-            except ZmtpError as e:
-                fault = e.fault
-                break
-        assert whole.startswith(passed)
-        outcomes.append(fault)
-    assert outcomes[0] == outcomes[1]
+        filter_.take(command(b"ERROR", b"\x03400"))
+    assert filter_.refused == ""
