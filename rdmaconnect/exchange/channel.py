@@ -294,7 +294,14 @@ class Channel:
             return self._verdict
         if self._filter.refused:
             return AuthenticationError(f"the listener does not know the key of this side ({self._filter.refused}).")
-        if self._inward is not None and not self._inward.over:
+        hung_up = self._inward is not None and not self._inward.over
+        if hung_up and not self._filter.shaken:
+            failed = f"the handshake with the peer at {self.address} failed"
+            if self._keys is None:
+                return RemoteProtocolError(f"{failed}: is it rdmaconnect that calls?")
+            hint = "it has another key than this side expects, another secret, or a key that is not known here."
+            return AuthenticationError(f"{failed}: {hint}")
+        if hung_up:
             return RemoteProtocolError(
                 f"the peer at {self.address} broke ZeroMQ's protocol, or sent more than {self.max_frame} bytes at once."
             )
