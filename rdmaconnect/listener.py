@@ -149,7 +149,7 @@ def listen(
     make = partial(
         make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
     )
-    library()  # without it there is nothing to wait for, on any system
+    library()
     opening = partial(_open, Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
     return run_apart(_call(opening), Listener._close)
 

@@ -278,13 +278,13 @@ def test_what_came_before_a_bad_frame_goes_on_though_both_came_at_once() -> None
 
 
 @roles
-def test_it_is_ready_when_the_handshake_has_come(mechanism: bytes, listens: bool) -> None:
+def test_it_is_over_when_the_handshake_has_come(mechanism: bytes, listens: bool) -> None:
     filter_ = made(mechanism, listens)
     whole = greeting(mechanism) + HANDSHAKES[mechanism, listens]
     ready = []
     for at in range(len(whole)):
         filter_.take(whole[at : at + 1])
-        ready.append(filter_.ready)
+        ready.append(filter_.shaken)
     assert ready[-1]
     assert not any(ready[: len(greeting())])
 

@@ -95,9 +95,9 @@ class Filter:
         self.unread = self.frames = 0
 
     @property
-    def ready(self) -> bool:
-        """Whether the peer's handshake has come too."""
-        return self.greeted and not self._handshake
+    def shaken(self) -> bool:
+        """Whether the peer's handshake is over."""
+        return not self._handshake
 
     def take(self, data: bytes) -> bytes:
         """Take what has come.
@@ -197,7 +197,7 @@ class Filter:
     def _shake_hands(self, flags: int, size: int, body: bytes) -> None:
         name, sizes = self._handshake[0]
         if flags & _COMMAND and body.startswith(_ERROR) and 7 <= size <= len(body):
-            words = body[7:].decode("ascii", "replace")
+            words = body[7:size].decode("ascii", "replace")
             self.refused = "".join(c if c.isprintable() else "?" for c in words) or "no reason given"
         elif not (flags & _COMMAND) or flags & _MORE or not body.startswith(name) or size not in sizes:
             raise ZmtpError(Fault.HANDSHAKE, body)
