@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Fault", "Filter", "ZmtpError"]
+__all__ = ["CURVE_ADDS", "Fault", "Filter", "ZmtpError"]
 
 #: signature; version; mechanism; the whole greeting, in bytes
 _SIGNATURE, _VERSION, _MECHANISM, _WHOLE = 10, 11, 32, 64
@@ -23,7 +23,7 @@ _HANDSHAKE_MAX = 4096
 #: messages that may be on their way through ZeroMQ at the same time: its own count does not see parts of messages
 FRAMES_MAX = 4096
 #: what CURVE adds to a message: its name, the nonce, the flags and the authenticator
-_CURVE_ADDS = 33
+CURVE_ADDS = 33
 #: bytes of a frame's beginning that are looked at
 _LOOK = 24
 _ERROR = b"\x05ERROR"
@@ -184,7 +184,7 @@ class Filter:
                 raise ZmtpError(Fault.TRAFFIC, head)
         elif head[0] & _MORE:
             raise ZmtpError(Fault.TRAFFIC, head)
-        elif size > self.max_frame + _CURVE_ADDS * self._protected:
+        elif size > self.max_frame + CURVE_ADDS * self._protected:
             raise ZmtpError(Fault.LONG, head[:header])
         else:
             self.frames += 1
