@@ -214,7 +214,7 @@ class Channel:
             assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
-        if self._closing and self._filter.ready:
+        if self._closing and self._filter.shaken:
             assert self._inward is not None
             self._inward.discarding = True
         elif self._link is None and passed and not self._closing:
@@ -298,7 +298,7 @@ class Channel:
         if self._filter.refused:
             return AuthenticationError(f"the listener does not know the key of this side ({self._filter.refused}).")
         hung_up = self._inward is not None and not self._inward.over
-        if hung_up and not self._filter.ready:
+        if hung_up and not self._filter.shaken:
             failed = f"the handshake with the peer at {self.address} failed"
             if self._keys is None:
                 return RemoteProtocolError(f"{failed}: is it rdmaconnect that calls?")
@@ -337,7 +337,7 @@ class Channel:
         if self._inward is None:
             return  # not opened yet
         # ZeroMQ sends nothing before the peer's handshake has come
-        self._inward.discarding = self._filter.ready
+        self._inward.discarding = self._filter.shaken
         if self._local is not None or (self._link is not None and self._unsent):
             self._loop.call_later(link.LINGER_MS / 1000, self._finish)
             if self._local is not None:

@@ -94,6 +94,11 @@ class Filter:
         self.refused = ""
         self.unread = self.frames = 0
 
+    @property
+    def shaken(self) -> bool:
+        """Whether the peer's handshake is over."""
+        return not self._handshake
+
     def take(self, data: bytes) -> bytes:
         """Take what has come.
 
