@@ -8,7 +8,8 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
 from .address import AddressHandle, UdAddress
@@ -39,7 +40,8 @@ M = TypeVar("M", bound="Middle")
 _DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
 
 
-class Joint(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Joint:
     """What joins one queue pair to one peer."""
 
     peer: Endpoint
@@ -48,7 +50,7 @@ class Joint(NamedTuple):
     remote: Mapping[str, RemoteRegion]
     private_data: bytes
     ah: AddressHandle | None
-    token: bytes = b""
+    token: bytes = field(default=b"", repr=False)
 
 
 class Middle:
