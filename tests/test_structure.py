@@ -17,7 +17,7 @@ FILES = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted(
 TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 #: values, tables, agreement, messages, their bytes, conversation: no world
-PURE = {"endpoint", "path", "transitions", "messages", "wire", "handshake"}
+PURE = {"endpoint", "path", "transitions", "transfer", "messages", "wire", "handshake"}
 #: below the objects
 FLOOR = {
     "hints", "themes", "errors", "abi", "verbs", "fork", "deadline", "wakeup", "workers", "story", "handle", "buffers",
