@@ -31,7 +31,7 @@ from rdmaconnect.workqueue import WQ, RwqIndTable
 
 @pytest.fixture
 def context(node1: Node) -> Iterator[Context]:
-    with node1.start(open_device, node1.device).result(PATIENCE) as made:
+    with open_device(node1.device) as made:
         yield made
 
 
