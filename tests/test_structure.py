@@ -67,7 +67,7 @@ MAY_IMPORT_OF_WING: dict[str, set[str]] = {
     "dial": {"url", "tcp"},
     "service": set(),
     "relay": set(),
-    "link": {"curve"},
+    "link": {"curve", "zmtp"},
     "zap": {"link", "service"},
     "channel": {"curve", "zmtp", "link", "relay", "service"},
     "acceptor": {"channel", "curve", "service", "tcp", "url", "zap"},

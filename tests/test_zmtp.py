@@ -267,6 +267,28 @@ def test_an_older_peer_may_ask_whether_this_side_is_there(data: bytes) -> None:
         greeted(CURVE).take(data)  # there it is within the protected messages
 
 
+def test_what_came_before_a_bad_frame_goes_on_though_both_came_at_once() -> None:
+    good = frame(b"good") + frame(b"too")
+    with pytest.raises(ZmtpError) as caught:
+        greeted().take(good + frame(b"a", 1) + frame(b"late"))
+    assert caught.value.passed == good
+    with pytest.raises(ZmtpError) as caught:
+        made().take(greeting() + READY + good + frame(bytes(2000), 2))
+    assert (caught.value.fault, caught.value.passed) == (Fault.LONG, greeting() + READY + good)
+
+
+@roles
+def test_it_is_over_when_the_handshake_has_come(mechanism: bytes, listens: bool) -> None:
+    filter_ = made(mechanism, listens)
+    whole = greeting(mechanism) + HANDSHAKES[mechanism, listens]
+    ready = []
+    for at in range(len(whole)):
+        filter_.take(whole[at : at + 1])
+        ready.append(filter_.shaken)
+    assert ready[-1]
+    assert not any(ready[: len(greeting())])
+
+
 def test_so_many_messages_may_be_on_their_way_at_the_same_time() -> None:
     filter_, empty = greeted(), frame(b"")
     assert filter_.take(empty * FRAMES_MAX) == empty * FRAMES_MAX

@@ -214,7 +214,10 @@ class Channel:
             assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
-        if self._link is None and passed:
+        if self._closing and self._filter.shaken:
+            assert self._inward is not None
+            self._inward.discarding = True
+        elif self._link is None and passed and not self._closing:
             self._join()
         self.heard = time.monotonic()
         if self._filter.unread > SMALL_FRAME + _OVERHEAD:
@@ -333,7 +336,8 @@ class Channel:
         self._closing = True
         if self._inward is None:
             return  # not opened yet
-        self._inward.discarding = True
+        # ZeroMQ sends nothing before the peer's handshake has come
+        self._inward.discarding = self._filter.shaken
         if self._local is not None or (self._link is not None and self._unsent):
             self._loop.call_later(link.LINGER_MS / 1000, self._finish)
             if self._local is not None:
