@@ -229,7 +229,9 @@ def broken_zmtp(attack: Attack) -> None:
     def once() -> None:
         data = bytearray(whole)
         for _ in range(attack.chance.choice((1, 1, 2, 8))):
-            data[attack.chance.randrange(len(data) if attack.chance.random() < 0.3 else 120)] = attack.chance.randrange(256)
+            data[attack.chance.randrange(len(data) if attack.chance.random() < 0.3 else 120)] = attack.chance.randrange(
+                256
+            )
         sock = attack.tcp()
         sock.sendall(data)
         time.sleep(0.002)

@@ -144,7 +144,9 @@ def test_honest_connectors_beside(software: Software, counted: Campaign, attacke
     beside(software, counted, attacker, kind)
 
 
-@pytest.mark.parametrize("kind", ["none", "idle", "greeted", "mechanism", "garbage", "broken_zmtp", "plain", "wrong_key"])
+@pytest.mark.parametrize(
+    "kind", ["none", "idle", "greeted", "mechanism", "garbage", "broken_zmtp", "plain", "wrong_key"]
+)
 def test_honest_connectors_of_a_protected_listener_beside(
     software: Software, counted: Campaign, attacker: Attacker, kind: str
 ) -> None:

@@ -136,9 +136,7 @@ class Hostile:
 
 @pytest.mark.parametrize("hostile_peers", [0, 200], ids=["alone", "among hostile ones"])
 @pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
-def test_connectors_at_the_same_moment(
-    software: Software, counted: Campaign, probe: bool, hostile_peers: int
-) -> None:
+def test_connectors_at_the_same_moment(software: Software, counted: Campaign, probe: bool, hostile_peers: int) -> None:
     number = room_for(min(150 * SCALE, 1000))
     for _ in range(scaled(1, 100)):
         with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
