@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import rdmaconnect
@@ -52,6 +53,29 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def aside(function: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+    """Call something in a thread of its own; its result to come."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **named))
+        except BaseException as e:  # noqa: BLE001  it is for whoever asks for the result
+            future.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def pair(
+    listener: rdmaconnect.Listener, url: str = "", **options: Any
+) -> tuple[rdmaconnect.Connection, rdmaconnect.Connection]:
+    """A connection: the end that connected, and the one that was accepted."""
+    accepted = aside(listener.accept, deadline_s=10)
+    here = rdmaconnect.connect(url or listener.url, deadline_s=10, **options)
+    return here, accepted.result()
 
 
 class Campaign:

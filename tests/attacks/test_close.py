@@ -17,7 +17,7 @@ from software import Software
 import rdmaconnect
 
 from . import hostile, zmtp
-from .campaign import Campaign, descriptors, scaled, status, until
+from .campaign import Campaign, aside, descriptors, pair, scaled, status, until
 from .zmtp import Peer
 
 MARK = 0x77
@@ -221,16 +221,14 @@ def test_a_listener_that_is_closed_while_a_long_hello_is_read(software: Software
     chance = random.Random(5)
     for _ in range(scaled(8, 200)):
         listener = rdmaconnect.listen("127.0.0.1:0")
-        thread = threading.Thread(target=lambda: counted.call("accept", listener.accept, deadline_s=5))
-        thread.start()
+        accepted = aside(counted.call, "accept", listener.accept, deadline_s=5)
         peer = Peer.connect(listener.port)
-        sender = threading.Thread(target=lambda: counted.call("hello", _send, peer, long_hello))
-        sender.start()
+        sent = aside(counted.call, "hello", _send, peer, long_hello)
         time.sleep(chance.uniform(0, 0.08))
         counted.call("close", listener.close, within_s=0.5)
         with witnesses():
-            thread.join()
-            sender.join()
+            accepted.result()
+            sent.result()
             peer.close()
             time.sleep(0.1)
     assert counted.counts["accept: StateError"] == scaled(8, 200)
@@ -248,12 +246,7 @@ def test_reconnect_after_the_listener_was_closed_touches_nobodys_descriptor(
 ) -> None:
     for _ in range(scaled(5, 100)):
         listener = rdmaconnect.listen("127.0.0.1:0")
-        box: list[rdmaconnect.Connection] = []
-        thread = threading.Thread(target=lambda: box.append(listener.accept(deadline_s=5)))
-        thread.start()
-        here = rdmaconnect.connect(listener.url, deadline_s=5)
-        thread.join()
-        there = box.pop()
+        here, there = pair(listener)
         listener.close()
         with witnesses():
             counted.call("reconnect where it listened", there.reconnect, deadline_s=0.2, within_s=0.2)
@@ -272,10 +265,7 @@ def test_the_port_is_free_at_once_though_accepted_connections_live(software: Sof
     address = f"127.0.0.1:{listener.port}"
     held: list[rdmaconnect.Connection] = []
     for _ in range(scaled(10, 200)):
-        thread = threading.Thread(target=lambda: held.append(listener.accept(deadline_s=5)))
-        thread.start()
-        held.append(rdmaconnect.connect(address, deadline_s=5))
-        thread.join()
+        held += pair(listener, address)
         listener.close()
         listener = rdmaconnect.listen(address)
         counted.count("listened anew")
