@@ -134,7 +134,7 @@ def beside(software: Software, counted: Campaign, attacker: Attacker, kind: str,
     back = until(lambda: software.left() == {}, 60) and back
     counted.note(f"{before[0]} MiB before, {status('VmRSS') // 1024} after")
     assert counted.counts["connect: ok"] == counted.counts["got the word"] > 0
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert back, (open_channels(), descriptors(), before)
     assert status("VmHWM") // 1024 < before[0] + MEMORY_MIB
 

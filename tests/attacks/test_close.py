@@ -66,7 +66,7 @@ def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
             with rdmaconnect.connect(listener.url, deadline_s=10, probe=probe) as connection:
                 connection.send(b"all there is")
         thread.join()
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["received"] == rounds
 
 

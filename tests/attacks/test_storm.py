@@ -149,7 +149,7 @@ def test_connectors_at_the_same_moment(software: Software, counted: Campaign, pr
             for connection in (*storm.made.values(), *accepted.values()):
                 connection.close()
     runs = scaled(1, 100)
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["talked"] == number * runs
 
 
@@ -200,7 +200,7 @@ def test_connectors_that_wait_for_a_process_that_was_stopped(
                 connection.close()
             child.tell()
             assert child.end() == (0, "[]")
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["accepted"] == number * scaled(1, 100)
 
 
@@ -227,7 +227,7 @@ def test_raw_hellos_within_50_ms(software: Software, counted: Campaign) -> None:
                     connection.close()
             for peer in peers:
                 peer.close()
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["replied"] == counted.counts["accept: ok"] == number * scaled(1, 100)
 
 
@@ -242,7 +242,7 @@ def test_connectors_wait_for_a_server_that_is_busy(software: Software, counted: 
         talk(counted, storm.made, accepted)
         for connection in (*storm.made.values(), *accepted.values()):
             connection.close()
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["talked"] == number
 
 
@@ -281,5 +281,5 @@ def test_connectors_of_every_type_and_count(software: Software, counted: Campaig
             counted.count("talked", end.recv(deadline_s=5) == b"%d" % connection.local.qp_num)
         for connection in made + accepted:
             connection.close()
-    assert counted.failures() == {}
+    assert counted.failures() == {}, counted.said
     assert counted.counts["talked"] == len(made) == sum(1 + i % 4 for i in range(number))
