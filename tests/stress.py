@@ -59,6 +59,11 @@ class Pool:
         """One of these kinds; IndexError if there is none."""
         return chance.choice(self.things[chance.choice(kinds)])
 
+    def of(self, chance: random.Random, pd: PD, kind: str) -> Any:
+        """One of this kind in a protection domain, mostly: it is refused in any other."""
+        found = [thing for thing in self.things[kind] if thing.pd is pd]
+        return chance.choice(found) if found and chance.random() < 0.9 else self.any(chance, kind)
+
     def run(self, seconds: float, threads: int, seed: int) -> None:
         """Go on for so long; then close all."""
         end = time.monotonic() + seconds
@@ -169,11 +174,11 @@ def _make(kind: str) -> Callable[[Pool, random.Random], None]:
 
 def _send(pool: Pool, chance: random.Random) -> None:
     qp, request = pool.any(chance, "QP"), SendRequest()
-    to = UdAddress(pool.any(chance, "AH"), qp.qp_num, 0x11) if qp.qp_type == UD else None
+    to = UdAddress(pool.of(chance, qp.pd, "AH"), qp.qp_num, 0x11) if qp.qp_type == UD else None
     if chance.random() < 0.5 or qp.qp_type == UD:
         request.send(1, inline=b"inline", to=to)
     else:
-        mr = pool.any(chance, "MR")
+        mr = pool.of(chance, qp.pd, "MR")
         if chance.random() < 0.5:
             request.fill(2, chance.choice((0, 2, 4)), mr.addr, 64, mr.lkey, remote=mr.region)  # type: ignore[arg-type]
         else:
@@ -182,7 +187,8 @@ def _send(pool: Pool, chance: random.Random) -> None:
 
 
 def _recv(pool: Pool, chance: random.Random) -> None:
-    queue, mr = pool.any(chance, "QP", "SRQ"), pool.any(chance, "MR")
+    queue = pool.any(chance, "QP", "SRQ")
+    mr = pool.of(chance, queue.pd, "MR")
     plain = RecvRequest(5, mr.addr, 256, mr.lkey)
     queue.post_recv(chance.choice((plain, RecvRequest.scatter(6, mr.sge(0, 256)))))
 
@@ -210,7 +216,8 @@ def _batch(pool: Pool, chance: random.Random) -> None:
 
 
 def _bind(pool: Pool, chance: random.Random) -> None:
-    qp, mw, mr = pool.any(chance, "QP"), pool.any(chance, "MW"), pool.any(chance, "MR")
+    qp = pool.any(chance, "QP")
+    mw, mr = pool.of(chance, qp.pd, "MW"), pool.of(chance, qp.pd, "MR")
     if mw.mw_type == MwType.TYPE_1:
         qp.bind_mw(8, mw, mr)
     else:
