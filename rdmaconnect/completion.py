@@ -18,7 +18,7 @@ from .fields import bits
 from .handle import Owned, exclusive
 from .waiting import Waitable
 
-__all__ = ["CQ", "CompChannel", "apart_from"]
+__all__ = ["CQ", "CompChannel", "apart_from", "batch_locks"]
 
 #: completions taken by one poll
 BATCH = 32
@@ -159,11 +159,16 @@ class CQ(Owned):
         """The :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills for the calling thread, until its next poll."""
         return self._mine.wcs
 
-    #: whether this thread is within a batch of it
-    in_batch = False
+    def _batch_lock(self, doing: str) -> Any:
+        """What is held within a batch; None where there are no batches.
+
+        Raises:
+            StateError: this thread is within one, and would wait for itself.
+        """
+        return None
 
     def apart(self, doing: str) -> AbstractContextManager[object]:
-        """To be held around what takes the provider's lock of this queue: to free or reset a queue pair, for example.
+        """To be held around what takes the provider's lock of this queue: to reset a queue pair, for example.
 
         Args:
             doing: that, in words.
@@ -171,7 +176,7 @@ class CQ(Owned):
         Raises:
             StateError: this thread is within a batch, and would wait for itself.
         """
-        return nullcontext()
+        return self._batch_lock(doing) or nullcontext()
 
     @property
     @exclusive
@@ -299,22 +304,16 @@ class CQ(Owned):
         if self._unacked >= self.ACK_BATCH:
             self._acknowledge(pointer, self._unacked)
 
-    def _must_wait(self) -> bool:
-        return self.context.takes_event()
+    def _locks_after(self) -> list[Any]:
+        # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
+        return [self.context.destroying(self), *([] if self.channel is None else [self.channel._lock])]
 
     def _release(self, pointer: Any) -> None:
-        with self.context.destroying():
-            if self.channel is None:
-                verbs.ibv_destroy_cq(pointer)
-                return
-            # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
-            with self.channel._lock:
-                with contextlib.suppress(
-                    VerbsError
-                ):  # of a device that is gone none can be read, and none is waited for
-                    self.channel._take_all()
-                self._acknowledge(pointer, self._unacked)
-                verbs.ibv_destroy_cq(pointer)
+        if self.channel is not None:
+            with contextlib.suppress(VerbsError):  # a device that is gone gives none, and waits for none
+                self.channel._take_all()
+            self._acknowledge(pointer, self._unacked)
+        verbs.ibv_destroy_cq(pointer)
 
     def _freed(self, pointer: Any) -> None:
         address = ctypes.addressof(pointer.contents)  # the next queue may have it by now
@@ -322,12 +321,22 @@ class CQ(Owned):
             del self.channel._cqs[address]
 
 
+def batch_locks(queues: Iterable[CQ | None], doing: str) -> list[Any]:
+    """What is held within batches of these queues, each once, and in one order whoever asks.
+
+    Raises:
+        StateError: this thread is within one of them.
+    """
+    found = [cq._batch_lock(doing) for cq in sorted({cq for cq in queues if cq is not None}, key=id)]
+    return [lock for lock in found if lock is not None]
+
+
 @contextmanager
 def apart_from(queues: Iterable[CQ | None], doing: str) -> Iterator[None]:
-    """:meth:`CQ.apart` of several, each once, and in one order whoever asks."""
+    """:meth:`CQ.apart` of several."""
     with ExitStack() as stack:
-        for cq in sorted({cq for cq in queues if cq is not None}, key=id):
-            stack.enter_context(cq.apart(doing))
+        for lock in batch_locks(queues, doing):
+            stack.enter_context(lock)
         yield
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from threading import get_ident
 from typing import Any, NamedTuple
 
 from . import verbs
@@ -22,7 +20,7 @@ from .completion import CQ, CompChannel, check
 from .device import Context
 from .errors import RdmaConnectError, StateError, VerbsError
 from .fields import bits, put
-from .handle import Owned
+from .handle import Owned, this
 
 __all__ = ["STANDARD_WC_FLAGS", "CQEx", "TmInfo"]
 
@@ -118,9 +116,9 @@ class CQEx(CQ):
         self._asked: set[Callable[[Any], Any]] = set()
         #: held from start to end of a batch: a second thread waits here, not in the provider
         self._batch = threading.Lock()
-        self._owner: int | None = None  # the thread whose batch is open
+        self._owner: threading.Thread | None = None  # the thread whose batch is open
         self._count = 0  # of batches: which one is open
-        self._reader: int | None = None  # the same while a completion is current
+        self._reader: threading.Thread | None = None  # the same while a completion is current
         self._locked = False  # whether the provider is within the batch too
         domains = (parent_domain,) if parent_domain is not None else ()
         self._adopt(make, f"extended CQ of {context.name}", context, channel, *domains)
@@ -165,7 +163,7 @@ class CQEx(CQ):
         try:
             with self._lock:
                 self.pointer  # noqa: B018
-                me = get_ident()
+                me = this.thread
                 if self._start(me):
                     self._owner, self._count = me, self._count + 1
                     return True
@@ -188,12 +186,12 @@ class CQEx(CQ):
         Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
         """
         with self._lock:
-            me = get_ident()
-            if self._owner != me:
+            me = this.thread
+            if self._owner is not me:
                 self._within("go on")
             return self._next(me)
 
-    def _next(self, me: int) -> bool:
+    def _next(self, me: threading.Thread) -> bool:
         self._reader = None
         if self._one_by_one:
             self._end()
@@ -235,15 +233,15 @@ class CQEx(CQ):
     def _go_on(self, number: int) -> bool:
         """As :meth:`next_poll`, if that batch is still open."""
         with self._lock:
-            me = get_ident()
-            if self._owner != me or self._count != number:
+            me = this.thread
+            if self._owner is not me or self._count != number:
                 if not self._is_open(number):
                     self.pointer  # noqa: B018
                     raise StateError(f"go on with a batch of {self.name}: it was ended. Begin another one.")
                 self._within("go on")
             return self._next(me)
 
-    def _start(self, me: int) -> bool:
+    def _start(self, me: threading.Thread) -> bool:
         self._locked = verbs.ibv_start_poll(self._struct, f"poll {self.name}")
         self._reader = me if self._locked else None
         return self._locked
@@ -256,16 +254,10 @@ class CQEx(CQ):
     def _outside(self, doing: str) -> None:
         self.pointer  # noqa: B018
         self._end_if_left()
-        if self._owner == get_ident():
+        if self._owner is this.thread:
             raise StateError(f"{doing} on {self.name}: this thread is within a batch of it. Call end_poll() first.")
 
-    @property
-    def in_batch(self) -> bool:  # type: ignore[override]
-        """Whether this thread is within a batch of it."""
-        return self._owner == get_ident()
-
-    def apart(self, doing: str) -> AbstractContextManager[object]:
-        """As :meth:`CQ.apart`; waits for another thread's batch."""
+    def _batch_lock(self, doing: str) -> Any:
         self._outside(doing)
         return self._batch
 
@@ -276,14 +268,14 @@ class CQEx(CQ):
     def _end_if_left(self) -> None:
         """End a batch that a thread has left open which is over."""
         owner = self._owner
-        if owner not in (None, get_ident()) and all(t.ident != owner for t in threading.enumerate()):
+        if owner is not None and not owner.is_alive():
             self._leave_batch(self._count)
 
     def _within(self, doing: str) -> None:
         self.pointer  # noqa: B018
         if self._owner is None:
             raise StateError(f"{doing} on {self.name}: no batch is open. Call start_poll() first.")
-        if self._owner != get_ident():
+        if self._owner is not this.thread:
             raise StateError(f"{doing} on {self.name}: the batch is another thread's. Only that one may use it.")
 
     # ---- the current completion
@@ -291,7 +283,7 @@ class CQEx(CQ):
     def _read(self, verb: Callable[[Any], Any], flag: CqWcFlags | None = None) -> Any:
         """Call a verb that reads the current completion, if the queue was made for it."""
         with self._lock:
-            if self._reader != get_ident() or verb not in self._asked:
+            if self._reader is not this.thread or verb not in self._asked:
                 self._check_asked(verb, flag)
             return verb(self._struct)
 
@@ -312,7 +304,7 @@ class CQEx(CQ):
     def wr_id(self) -> int:
         """The work request's id, 64 bits."""
         with self._lock:
-            if self._reader != get_ident():
+            if self._reader is not this.thread:
                 self._check_current("wr_id")
             number: int = self._struct.wr_id
             return number
@@ -321,7 +313,7 @@ class CQEx(CQ):
     def status(self) -> WcStatus:
         """How it ended."""
         with self._lock:
-            if self._reader != get_ident():
+            if self._reader is not this.thread:
                 self._check_current("status")
             return WcStatus(self._struct.status)
 
@@ -434,10 +426,10 @@ class CQEx(CQ):
         """
         super().close()
 
-    def _close_children(self, refused: list[RdmaConnectError]) -> bool:
-        if self._owner == get_ident():
+    def _close_children(self, refused: list[RdmaConnectError], wait: bool) -> bool:
+        if wait and self._owner is this.thread:  # else it was forgotten, and this thread is within it all the same
             self.end_poll()
-        return super()._close_children(refused)
+        return super()._close_children(refused, wait)
 
     def _release(self, pointer: Any) -> None:
         self._end_if_left()

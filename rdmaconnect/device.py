@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,28 @@ class _Device(Owned):
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         super().__init__(make, name)
-        self.uses = 0
         self.events: AsyncEvents | None = None
+        #: those who have it open
+        self._uses: dict[int, None] = {}
+
+    def use(self, key: int) -> Any:
+        """One use more; the pointer. StateError where the last one was just given back."""
+        # first put down, then look: so does give_back, the other way round. The collector may be in either, so no lock
+        self._uses[key] = None
+        if self._due:
+            self.give_back(key)
+            raise StateError(f"open {self.name}: it is being closed.")
+        return self.pointer
+
+    def give_back(self, key: int) -> None:
+        """One use less; after the last one the device is due."""
+        self._uses.pop(key, None)
+        if not self._uses:
+            self._due = True
+            if self._uses:
+                self._due = False
+            elif _opened.get(self.name) is self:
+                _opened.pop(self.name, None)
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_close_device(pointer)
@@ -53,22 +73,13 @@ class Context(Owned):
 
     def __init__(self, device: _Device) -> None:
         self._device = device
-        super().__init__(self._use, device.name, (device,))
-
-    def _use(self) -> Any:
-        self._device.uses += 1
-        return self._device.pointer
+        super().__init__(lambda: device.use(id(self)), device.name, (device,))
 
     def _release(self, pointer: Any) -> None:
         """Nothing: it is the device's."""
 
     def _freed(self, pointer: Any) -> None:
-        with _lock:
-            self._device.uses -= 1
-            if not self._device.uses:
-                self._device._due = True
-                if _opened.get(self.name) is self._device:
-                    del _opened[self.name]
+        self._device.give_back(id(self))
 
     def _answers(self) -> bool:
         try:
@@ -81,14 +92,16 @@ class Context(Owned):
         """Whether both are uses of the same opened device: what was made with one works with the other's."""
         return self._device is other._device
 
-    def destroying(self) -> AbstractContextManager[object]:
-        """To be held while something is destroyed that an asynchronous event can be of."""
-        return self._device._lock
+    def destroying(self, what: Owned) -> Any:
+        """The lock to be held while something is destroyed that an asynchronous event can be of.
 
-    def takes_event(self) -> bool:
-        """Whether this thread is taking an asynchronous event of the device."""
+        Raises:
+            StateError: this thread is taking such an event, and destroying would wait for its acknowledgement.
+        """
         events = self._device.events
-        return events is not None and events.taker == threading.get_ident()
+        if events is not None and events.taker == threading.get_ident():
+            raise StateError(f"close {what.name}: an event of the device is just being taken.")
+        return self._device._lock
 
     # ---- the device
 
@@ -252,7 +265,7 @@ def _decoded(
 
 
 _NODES = Path("/dev/infiniband")
-#: held while devices are listed, opened and given back; and over a fork, so that no thread is amid that in the child
+#: held while devices are listed and opened; and over a fork, so that no thread is amid that in the child
 _lock = threading.RLock()
 #: name -> what is open in this process
 _opened: dict[str, _Device] = {}
@@ -306,13 +319,12 @@ def open_device(name: str) -> Context:
     with _lock:
         while True:
             device = _opened.get(name)
-            if device is None or device._gone:  # one that is gone may be back under its name
+            if device is None or device._due or device._gone:  # one that is gone may be back under its name
                 device = _opened[name] = _Device(lambda: _open(name), name)
             try:
                 return Context(device)
-            except StateError:  # the collector has just given back the last use, in this very thread
-                if not device._due:
-                    raise
+            except StateError:  # its last user has given it back at this very moment
+                continue
 
 
 def _open(name: str) -> Any:

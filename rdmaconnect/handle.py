@@ -11,8 +11,9 @@
 * **What the library refuses to free stays open** and as it was, and can be closed again.
 * **A device that is gone has freed everything** (``EIO``, ``ENODEV``): then closing succeeds, and gives back what is
   this process's.
-* **What is forgotten** warns (``ResourceWarning``) and is closed all the same, children first; what the library
-  refuses then is kept for good, with the memory that belongs to it.
+* **What is forgotten** warns (``ResourceWarning``) and is closed all the same, children first. The collector runs
+  amid anything, and so waits for no lock: what it cannot free is freed when the next object is made or closed. What
+  the library refuses then is kept for good, with the memory that belongs to it.
 * **A forked process owns nothing** of the one that forked it: there each object is of no use, and closing it frees
   nothing.
 """
@@ -25,36 +26,74 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .errors import RdmaConnectError, StateError, VerbsError
 from .fork import in_child
 
-__all__ = ["Owned", "exclusive", "holding", "together"]
+__all__ = ["Owned", "exclusive", "holding", "open_here", "this", "together"]
 
 _Self = TypeVar("_Self", bound="Owned")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-#: all that there is in this process
-_here: weakref.WeakSet[Owned] = weakref.WeakSet()
+#: all that is open in this process
+_here: dict[int, weakref.ref[Owned]] = {}
 #: what the kernel answers where the device is gone, and has freed all that was made on it; others may mean more by it
 _GONE = {errno.EIO, errno.ENODEV}
 #: forgotten, and refused by the library: what the device may still use must not be collected
-_kept: list[Owned] = []
+_kept: dict[int, Owned] = {}
+#: forgotten where it could not be freed: it is when something is made or closed
+_later: list[Owned] = []
+
+
+class _This(threading.local):
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+
+
+#: ``this.thread`` is the calling thread: what is whose cannot be told by ``get_ident``, which is given anew
+this = _This()
+
+
+class _Busy(StateError):
+    """Another thread is at it, and there is no waiting for that one."""
+
+
+@contextmanager
+def _taken(locks: list[Any], wait: bool, owned: Owned) -> Iterator[None]:
+    """Hold locks, taken in this order."""
+    with ExitStack() as stack:
+        for lock in locks:
+            if not lock.acquire(wait):
+                raise _Busy(f"close {owned.name}: another thread is using it.")
+            stack.callback(lock.release)
+        yield
+
+
+def _try_again() -> None:
+    """Free what could not be before."""
+    for _ in range(len(_later)):
+        with suppress(IndexError):
+            _later.pop(0)._collect()
 
 
 def _forked() -> None:
     """In a forked process: nothing is its own, and no lock is held by a thread that there is no more."""
-    for owned in list(_here):
+    for owned in open_here():
         owned._disown()
     _here.clear()
 
 
 in_child(_forked)
+
+
+def open_here() -> list[Owned]:
+    """All that is open in this process."""
+    return [owned for ref in list(_here.values()) if (owned := ref()) is not None]
 
 
 def exclusive(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
@@ -114,7 +153,8 @@ class Owned:
         self._ending = threading.RLock()
         self._parents = parents
         self._children: dict[int, Callable[[], Owned | None]] = {}
-        _here.add(self)
+        _try_again()
+        _here[id(self)] = weakref.ref(self)
         with self._lock:
             try:
                 for parent in parents:
@@ -150,9 +190,13 @@ class Owned:
         self._parents = tuple(p for p in self._parents if p is not parent)
         parent._children.pop(id(self), None)
 
-    def _apart(self) -> AbstractContextManager[object]:
-        """What is to be held before its own lock when it is freed; a ``StateError`` if that cannot be now."""
-        return nullcontext()
+    def _locks_before(self) -> list[Any]:
+        """The locks to be held before its own when it is freed; a ``StateError`` if that cannot be now."""
+        return []
+
+    def _locks_after(self) -> list[Any]:
+        """Those to be held after its own; likewise."""
+        return []
 
     def _release(self, pointer: Any) -> None:
         """Free ``pointer``, in one call of the library after which nothing raises; each kind says how."""
@@ -200,39 +244,45 @@ class Owned:
             VerbsError: the library refuses, for example with EBUSY; it names all that stays open. Close again later.
             StateError: something cannot be closed now, for example within another thread's batch.
         """
+        _try_again()
         refused: list[RdmaConnectError] = []
         self._close(refused)
         if refused:
             raise together(f"close {self.name}", refused)
 
-    def _close(self, refused: list[RdmaConnectError]) -> None:
+    def _close(self, refused: list[RdmaConnectError], wait: bool = True) -> None:
+        """Close it, and add to ``refused`` what was refused; without ``wait`` also where another thread is at it."""
         if self._forked or "_ending" not in self.__dict__:  # another process's, or its constructor never came so far
             return
-        with self._ending:
-            with self._lock:  # whoever makes or uses it comes to an end first
-                if self._pointer is None or self._closing:
-                    return
-                self._closing = True
-            try:
-                free = self._close_children(refused) and self._free(refused)
-            finally:
-                self._closing = False
+        try:
+            with _taken([self._ending], wait, self):
+                with _taken([self._lock], wait, self):  # whoever makes or uses it comes to an end first
+                    if self._pointer is None or self._closing:
+                        return
+                    self._closing = True
+                try:
+                    free = self._close_children(refused, wait) and self._free(refused, wait)
+                finally:
+                    self._closing = False
+        except _Busy as e:
+            refused.append(e)
+            return
         if free:  # outside of the lock, which comes after that of a parent
-            self._leave()
+            self._leave(wait)
 
-    def _close_children(self, refused: list[RdmaConnectError]) -> bool:
+    def _close_children(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Close what was made from it; whether there is nothing left."""
         before = len(refused)
         for child in reversed([ref() for ref in list(self._children.values())]):
             if child is not None:
-                child._close(refused)
+                child._close(refused, wait)
         self._due = len(refused) == before
         return self._due and not self._children  # of those that are being collected now, the last one comes back here
 
-    def _free(self, refused: list[RdmaConnectError]) -> bool:
+    def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Free it, its children being gone; whether that is done."""
         try:
-            with self._apart(), self._lock:
+            with _taken(self._locks_before(), wait, self), _taken([self._lock, *self._locks_after()], wait, self):
                 self._free_alone()
         except RdmaConnectError as e:
             self._due = False
@@ -252,7 +302,7 @@ class Owned:
                 raise
             self._lose()
         except BaseException:  # whether it is free nobody knows
-            _kept.append(self)
+            _kept[id(self)] = self
             raise
         self._freed(pointer)
 
@@ -262,12 +312,14 @@ class Owned:
         for parent in self._parents:
             parent._lose()
 
-    def _leave(self) -> None:
+    def _leave(self, wait: bool = True) -> None:
         """It is nobody's child any more."""
+        _here.pop(id(self), None)
+        _kept.pop(id(self), None)
         for parent in self._parents:
             parent._children.pop(id(self), None)
             if parent._due:
-                parent._collect()
+                parent._collect(wait)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -287,8 +339,11 @@ class Owned:
                 self._due = True
                 self._collect()
 
-    def _collect(self) -> None:
-        """Free what was forgotten, once all that was made from it is free: the collector keeps no order."""
+    def _collect(self, wait: bool = False) -> None:
+        """Free what was forgotten, once all that was made from it is free: the collector keeps no order.
+
+        It comes in the middle of anything, and so waits for nobody: what cannot be freed now is later.
+        """
         if any(ref() is None for ref in list(self._children.values())):
             return
         if self._must_wait():
@@ -296,14 +351,13 @@ class Owned:
                 parent._children[id(self)] = lambda: self
             return
         refused: list[RdmaConnectError] = []
-        self._close(refused)
-        if refused:
-            _kept.append(self)
-            warnings.warn(
-                f"forgotten, and kept for good: {together(f'close {self.name}', refused)}",
-                ResourceWarning,
-                stacklevel=2,
-            )
+        self._close(refused, wait)
+        if all(isinstance(e, StateError) for e in refused):
+            _later.extend([self] if refused else [])
+            return
+        _kept[id(self)] = self
+        why = together(f"close {self.name}", refused)
+        warnings.warn(f"forgotten, and kept for good: {why}", ResourceWarning, stacklevel=2)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' closed' if self.closed else ''}>"

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import ctypes
 import errno
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from .device import Context
 from .endpoint import RemoteRegion
 from .errors import HINTS, StateError, VerbsError
 from .fields import bits, put
-from .handle import Owned, exclusive
+from .handle import Owned, exclusive, open_here
 
 __all__ = ["FULL_ACCESS", "MR", "MW", "PD", "Dmabuf", "Sge"]
 
@@ -104,6 +103,9 @@ class PD(Owned):
 class MR(Owned):
     """A registered memory region.
 
+    The memory is held for as long as the device may use it: until this is closed with success, is forgotten and
+    deregistered for that, or the process ends. Where it cannot be deregistered it is held for good.
+
     Args:
         pd: its protection domain.
         buffer: bytes-like, array, mmap, shared memory, NumPy array, tensor: whatever :func:`buffers.hold` takes,
@@ -153,7 +155,6 @@ class MR(Owned):
             if isinstance(e, VerbsError) and e.errno == errno.ENOMEM:
                 raise _over_limit(e, held.length) from None
             raise
-        _registered.add(self)
 
     def _register(self, buffer: Any, elsewhere: bool) -> Any:
         (held,), pd, access = self._held, self.pd.pointer, int(self.access)
@@ -330,16 +331,13 @@ def _let_go(held: list[buffers.Buffer]) -> None:
         buffer.release()
 
 
-#: what is open: before the interpreter frees the memory under it
-_registered: weakref.WeakSet[MR] = weakref.WeakSet()
-
-
 @atexit.register
 def _at_exit() -> None:
     """The interpreter frees memory before the process ends, and until then a device could write there."""
-    for mr in list(_registered):
-        with contextlib.suppress(ResourceWarning):  # that it was never closed, where warnings are errors
-            mr.__del__()
+    for mr in open_here():
+        if isinstance(mr, MR):
+            with contextlib.suppress(ResourceWarning):  # that it was never closed, where warnings are errors
+                mr.__del__()
 
 
 def _out_of_reach(error: VerbsError, held: buffers.Buffer, pd: PD) -> VerbsError:

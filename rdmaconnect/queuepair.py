@@ -31,7 +31,7 @@ from .abi import (
 from .abi import ibv_qp_init_attr as init_attr
 from .address import RemoteSrq, UdAddress, ah_struct, route_words
 from .attributes import Ece, QpAttr, QpInitAttr
-from .completion import CQ, apart_from
+from .completion import CQ, apart_from, batch_locks
 from .endpoint import Gid
 from .errors import ModifyError, PostError, StateError, VerbsError, hint_for
 from .fields import bits, put
@@ -148,19 +148,18 @@ class QueuePair(Owned):
 
         super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
 
-    def _must_wait(self) -> bool:
-        return self.context.takes_event() or any(cq.in_batch for cq in self._cqs)
+    def _locks_before(self) -> list[Any]:
+        return batch_locks(self._cqs, f"close {self.name}")
 
-    def _apart(self) -> AbstractContextManager[object]:
-        return apart_from(self._cqs, f"close {self.name}")
+    def _locks_after(self) -> list[Any]:
+        return [self.context.destroying(self)]
 
     def _release(self, handle: Any) -> None:
         while self._groups:
             gid, lid = self._groups[-1]
             verbs.ibv_detach_mcast(handle, _gid(gid), lid)
             self._groups.pop()
-        with self.context.destroying():
-            verbs.ibv_destroy_qp(handle)
+        verbs.ibv_destroy_qp(handle)
 
     # ---- states and attributes
 

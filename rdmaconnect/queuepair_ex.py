@@ -28,7 +28,7 @@ from .address import UdAddress
 from .completion import CQ
 from .errors import PostError, StateError, VerbsError
 from .fields import bits, put
-from .handle import Owned, holding
+from .handle import Owned, holding, this
 from .memory import MR, MW, PD
 from .queuepair import QueuePair, _queues
 from .request import SendRequest, fill_sges
@@ -175,7 +175,7 @@ class QueuePairEx(QueuePair):
 
     def _no_batch(self, doing: str) -> threading.Lock:
         """To be held where the provider may take the lock that it holds within a batch."""
-        if self._batch is not None and self._batch.thread == threading.get_ident():
+        if self._batch is not None and self._batch.thread is this.thread:
             raise StateError(f"{doing} {self.name}: a batch is open on it in this thread. Leave its block first.")
         return self._writing
 
@@ -198,7 +198,7 @@ class QueuePairEx(QueuePair):
     def _release(self, handle: Any) -> None:
         batch = self._batch
         if batch is not None:
-            if batch.thread != threading.get_ident() and any(t.ident == batch.thread for t in threading.enumerate()):
+            if batch.thread is not this.thread and batch.thread is not None and batch.thread.is_alive():
                 raise StateError(f"close {self.name}: another thread is within a batch. Let it leave its block first.")
             batch._drop()
         super()._release(handle)
@@ -245,7 +245,7 @@ class Batch(Work):
     def __init__(self, qp: QueuePairEx) -> None:
         self._qp = qp
         self.count = 0
-        self.thread: int | None = None
+        self.thread: threading.Thread | None = None
         self._aborted = False
         self._kept: list[Any] = []
         self._bound: list[tuple[MW, Any]] = []
@@ -263,7 +263,7 @@ class Batch(Work):
             with qp._lock:
                 qp.pointer  # noqa: B018
                 verbs.ibv_wr_start(qp._ex)
-                self.thread, qp._batch = threading.get_ident(), self
+                self.thread, qp._batch = this.thread, self
                 self._wr = qp._ex.contents
         except BaseException:
             qp._writing.release()
@@ -318,7 +318,7 @@ class Batch(Work):
     def _put(self, work: Operation) -> None:
         qp = self._qp
         with qp._lock, holding(work.holds()):
-            if self.thread != threading.get_ident():
+            if self.thread is not this.thread:
                 why = "its batch is not open in this thread. Use it in its block."
                 raise StateError(f"{work.opcode} on {qp.name}: {why}")
             verb, bit = _OPERATIONS[work.opcode]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from .abi import (
     ibv_srq_init_attr_ex,
     ibv_xrcd_init_attr,
 )
-from .completion import CQ, apart_from
+from .completion import CQ, batch_locks
 from .device import Context
 from .fields import put
 from .handle import Owned, exclusive
@@ -128,15 +127,14 @@ class SRQ(Owned):
         self.pd, self.context, self.srq_type, self._cq = pd, pd.context, srq_type, cq
         super().__init__(make, f"{srq_type} SRQ of {pd.context.name}", parents)
 
-    def _must_wait(self) -> bool:
-        return self.context.takes_event()
+    def _locks_before(self) -> list[Any]:
+        return batch_locks([self._cq], f"close {self.name}")
 
-    def _apart(self) -> AbstractContextManager[object]:
-        return apart_from([self._cq], f"close {self.name}")
+    def _locks_after(self) -> list[Any]:
+        return [self.context.destroying(self)]
 
     def _release(self, handle: Any) -> None:
-        with self.context.destroying():
-            verbs.ibv_destroy_srq(handle)
+        verbs.ibv_destroy_srq(handle)
 
     @exclusive
     def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from . import verbs
@@ -18,7 +17,7 @@ from .abi import (
     ibv_wq_attr,
     ibv_wq_init_attr,
 )
-from .completion import CQ, apart_from
+from .completion import CQ, apart_from, batch_locks
 from .device import Context
 from .errors import StateError
 from .fields import bits, put
@@ -77,15 +76,14 @@ class WQ(Owned):
 
         super().__init__(make, f"work queue of {pd.context.name}", (pd, cq))
 
-    def _must_wait(self) -> bool:
-        return self.context.takes_event() or self.cq.in_batch
+    def _locks_before(self) -> list[Any]:
+        return batch_locks([self.cq], f"close {self.name}")
 
-    def _apart(self) -> AbstractContextManager[object]:
-        return apart_from([self.cq], f"close {self.name}")
+    def _locks_after(self) -> list[Any]:
+        return [self.context.destroying(self)]
 
     def _release(self, pointer: Any) -> None:
-        with self.context.destroying():
-            verbs.ibv_destroy_wq(pointer)
+        verbs.ibv_destroy_wq(pointer)
 
     def modify(
         self, state: WqState | None = None, *, flags: WqFlags | None = None, flags_mask: WqFlags | None = None

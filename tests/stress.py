@@ -71,12 +71,15 @@ class Pool:
             threading.Thread(target=self._act, args=(random.Random(seed + number), end), daemon=True)
             for number in range(threads)
         ]
+        usual = gc.get_threshold()
+        gc.set_threshold(200, 5, 5)  # the collector is to come amid everything
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # what is forgotten is so on purpose
             for thread in running:
                 thread.start()
             for thread in running:
                 thread.join(seconds + 60)
+            gc.set_threshold(*usual)
             stuck = [thread for thread in running if thread.is_alive()]
             for context in self.things["Context"]:
                 context.close()

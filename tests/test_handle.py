@@ -198,7 +198,7 @@ def test_each_kind_must_say_how_it_is_freed() -> None:
     thing = Owned(lambda: "x", "x")
     with pytest.raises(NotImplementedError):
         thing.close()
-    assert handle._kept.pop() is thing
+    assert handle._kept.popitem()[1] is thing
 
 
 def test_an_object_whose_constructor_failed_can_be_shown_and_closed() -> None:
@@ -378,7 +378,7 @@ def test_an_interrupted_release_is_not_tried_again(freed: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         thing.close()
     thing.close()
-    assert handle._kept.pop() is thing, "nobody knows whether it is free: what belongs to it stays"
+    assert handle._kept.popitem()[1] is thing, "nobody knows whether it is free: what belongs to it stays"
 
 
 # ---- what is forgotten

@@ -162,7 +162,7 @@ def test_a_forgotten_region_that_cannot_be_deregistered_keeps_its_memory_for_goo
     del warned
     gc.collect()
     assert mapped(addr)
-    handle._kept.pop().close()
+    handle._kept.popitem()[1].close()
     gc.collect()
     assert not mapped(addr)
 

@@ -214,11 +214,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("verb", CALLS)
 def test_nothing_is_freed_under_a_call(software: Software, verb: str) -> None:
-    inside, made = threading.Event(), list[Any]()
+    inside, made, freed = threading.Event(), list[Any](), list[str]()
 
     def hold(call: Any) -> None:
         inside.set()
         time.sleep(0.05)
+        freed.extend(str(thing) for thing in call.args.values() if getattr(thing, "freed", False))
 
     with joined() as (here, _), end_on() as end:
         if verb == "ibv_get_async_event":
@@ -233,7 +234,9 @@ def test_nothing_is_freed_under_a_call(software: Software, verb: str) -> None:
 
         with running(call):
             assert inside.wait(30)
-            thing.context.close()
+            for parent in (thing.pd, thing.channel, thing.context):
+                parent.close()
+    assert freed == []
     assert all(getattr(one, "closed", True) for one in made)
 
 
@@ -242,11 +245,12 @@ INIT = SimpleNamespace(port_num=1, pkey_index=0, qp_access_flags=0, qkey=0)
 
 
 def test_an_address_handle_is_not_freed_while_a_send_that_names_it_is_posted(software: Software) -> None:
-    inside = threading.Event()
+    inside, alive = threading.Event(), list[int]()
 
     def hold(call: Any) -> None:
         inside.set()
         time.sleep(0.05)
+        alive.append(software.alive["ah"])
 
     with joined(UD) as (here, there):
         to = here.address_of(there)
@@ -255,6 +259,7 @@ def test_an_address_handle_is_not_freed_while_a_send_that_names_it_is_posted(sof
         with running(lambda: here.qp.post_send(request)):
             assert inside.wait(30)
             to.ah.close()
+        assert alive == [1]
         with pytest.raises(StateError, match=r"address handle .* is closed"):
             here.qp.post_send(request)
 
@@ -383,7 +388,7 @@ def test_a_whole_forgotten_device_is_freed_in_order(software: Software) -> None:
         with pytest.warns(ResourceWarning, match="was never closed"):
             collect_together(things)
         assert software.left() == {}
-        assert handle._kept == []
+        assert handle._kept == {}
 
 
 def test_an_address_handle_is_kept_while_a_send_may_be_on_its_way(software: Software) -> None:
@@ -431,6 +436,27 @@ def test_what_is_forgotten_while_an_event_is_taken_does_not_wait_for_itself(
             assert context.events.take() is not None
         assert software.alive["qp"] == 1
     assert software.alive["qp"] == 0
+
+
+def test_the_collector_waits_for_no_other_thread(context: Context, software: Software) -> None:
+    """It may come while this thread holds what the other one waits for."""
+    inside, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with context._device._lock:  # as who takes an event, or destroys something
+            inside.set()
+            go.wait(30)
+
+    with ExitStack() as stack:
+        forgotten = [a_qp(context, stack), SRQ(stack.enter_context(PD(context)), 4)]
+        with running(hold):
+            inside.wait(30)
+            with pytest.warns(ResourceWarning, match="was never closed"):
+                forget(forgotten)
+            assert (software.alive["qp"], software.alive["srq"]) == (1, 1)
+            go.set()
+        PD(context).close()
+        assert (software.alive["qp"], software.alive["srq"]) == (0, 0), "freed when the next object is made"
 
 
 # ---- fork

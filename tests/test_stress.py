@@ -17,7 +17,7 @@ def test_threads_that_do_everything_at_random_leave_nothing(software: Software) 
     print(f"done {dict(pool.done)}, refused {dict(pool.refused)}")
     assert set(pool.done) >= {f"make {kind}" for kind in stress.MAKE} | {"send", "receive", "poll", "close", "forget"}
     assert software.left() == {}
-    assert handle._kept == []
+    assert handle._kept == {}
     assert device._opened == {}
     assert software.errors == []
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 40, "guards of the device in software"

@@ -9,14 +9,14 @@ from pathlib import Path as FilePath
 from types import SimpleNamespace
 
 import pytest
-from conftest import PATIENCE, Node
+from conftest import PATIENCE, Node, descriptors
 
 from rdmaconnect import ModifyError, StateError, VerbsError
 from rdmaconnect.abi import AccessFlags, LinkLayer, PortState, QpState, QpType, bits
 from rdmaconnect.completion import CQ, CompChannel
 from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.device import Context, device_names, open_device
-from rdmaconnect.memory import PD
+from rdmaconnect.memory import MR, PD
 from rdmaconnect.path import ACCESS, AhAttr
 from rdmaconnect.queuepair import QueuePair, RecvRequest
 from rdmaconnect.transitions import FIELDS, TABLE, M
@@ -47,13 +47,19 @@ def test_a_port_says_what_sysfs_says(context: Context) -> None:
 
 
 def test_a_device_is_shared_by_its_users_and_closed_by_the_last(node1: Node) -> None:
+    before = descriptors()
     first, second = open_device(node1.device), open_device(node1.device)
-    assert first is second
+    assert first.is_same(second)
+    mine, theirs = PD(first), PD(second)
     first.close()
-    assert second.query_device().phys_port_cnt == 1
-    second.close()
+    first.close()
+    assert (mine.closed, theirs.closed) == (True, False)
     with pytest.raises(StateError, match=f"{node1.device} is closed"):
-        second.query_device()
+        first.query_device()
+    assert second.query_device().phys_port_cnt == 1
+    MR(theirs, bytearray(8)).close()
+    second.close()
+    assert descriptors() == before
 
 
 def test_a_parent_closes_its_children_first(context: Context) -> None:
