@@ -352,8 +352,12 @@ class Owned:
             return
         refused: list[RdmaConnectError] = []
         self._close(refused, wait)
+        if not refused:
+            return
         if all(isinstance(e, StateError) for e in refused):
-            _later.extend([self] if refused else [])
+            _later.append(self)
+            for parent in self._parents:  # who has lost sight of it, and may be closed before
+                parent._children[id(self)] = weakref.ref(self)
             return
         _kept[id(self)] = self
         why = together(f"close {self.name}", refused)

@@ -459,6 +459,29 @@ def test_the_collector_waits_for_no_other_thread(context: Context, software: Sof
         assert (software.alive["qp"], software.alive["srq"]) == (0, 0), "freed when the next object is made"
 
 
+def test_what_the_collector_left_is_closed_with_its_parents(software: Software) -> None:
+    inside, go = threading.Event(), threading.Event()
+    context = open_device("soft0")
+
+    def hold() -> None:
+        with context._device._lock:
+            inside.set()
+            go.wait(30)
+
+    with ExitStack() as stack:
+        things = [a_qp(context, stack)]
+        with running(hold):
+            inside.wait(30)
+            with pytest.warns(ResourceWarning, match="was never closed"):
+                collect_together(things)
+            with running(context.close):
+                time.sleep(0.05)
+                assert not context.closed, "it waits, as closing may"
+                go.set()
+        assert context.closed
+    assert software.left() == {}
+
+
 # ---- fork
 
 
