@@ -143,9 +143,10 @@ def connect_story(
     try:
         ports = [via._prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
         first = outgoing.address
-        yield from outgoing.reach(deadline)
-        if via is None and outgoing.address != first:  # a name has several addresses, and another one answered
-            ports = yield find_ports(terms, outgoing.address, deadline)
+        if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
+            yield from outgoing.reach(deadline)
+            if outgoing.address != first:
+                ports = yield find_ports(terms, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
         ways = Ways(ports, terms, trace)
         while True:
