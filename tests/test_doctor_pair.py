@@ -1,27 +1,35 @@
-"""A pair of hosts: causes, matrix and words from values; the question and its answer over a real socket."""
+"""A pair of hosts: causes, matrix and words from values; the question and its answer between devices in software."""
 
 from __future__ import annotations
 
 import errno
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import V1, gid, infiniband, port, roce
+from exchange_ends import free_port
+from samples import V1, gid, infiniband, roce
+from software import Call, Device, Message, Network, Port, Software
+from two_hosts import refuse, two_hosts
 
-from rdmaconnect import reception
-from rdmaconnect.abi import QpType, WcStatus
-from rdmaconnect.diagnose import Attempt, Host, Matrix, Verdict, pair, service, visit
+from rdmaconnect.abi import PortState, QpState, WcStatus
+from rdmaconnect.diagnose import Attempt, Host, Matrix, Verdict, pair, visit
 from rdmaconnect.diagnose.causes import Ground, explain
-from rdmaconnect.diagnose.host import Device, Trial
 from rdmaconnect.diagnose.matrix import ends, order
 from rdmaconnect.diagnose.netlink import Route
 from rdmaconnect.diagnose.report import WIDTH, as_json, visit_lines
-from rdmaconnect.diagnose.service import Surgery
-from rdmaconnect.endpoint import MTU_BYTES, Options, PortAddress
+from rdmaconnect.diagnose.service import GREETING, Surgery, open_surgery
+from rdmaconnect.endpoint import Options, PortAddress
 from rdmaconnect.errors import (
     CompletionError,
     ConnectTimeout,
@@ -30,12 +38,12 @@ from rdmaconnect.errors import (
     PeerMismatch,
     PeerRejected,
     RdmaConnectError,
+    StateError,
     VerbsError,
 )
 from rdmaconnect.listener import listen
 from rdmaconnect.path import Candidate, candidates
-from rdmaconnect.terms import make_terms
-from rdmaconnect.ways import Ways
+from rdmaconnect.wire import MAX_TEXT
 
 A, DEAD, FE80 = gid("10.0.0.1", gid_index=1), gid("10.77.0.1", gid_index=2), gid("fe80::1")
 HERE = roce(FE80, A, DEAD, device="rxe1")
@@ -205,187 +213,218 @@ def test_json_has_the_same() -> None:
     assert told["peer"]["findings"][0]["verdict"] == "ok"
 
 
-# ---- the question and its answer, without a device
+# ---- both sides, on devices in software
 
-
-@contextmanager
-def surgery(monkeypatch: pytest.MonkeyPatch, *ports: PortAddress) -> Iterator[str]:
-    """The url of a doctor's other side, which has these ports."""
-
-    def rank(options: Options, host: str | None = None) -> list[PortAddress]:
-        if not ports:
-            raise DeviceError("find an ACTIVE RDMA port: there is none.")
-        return list(ports)
-
-    monkeypatch.setattr(reception, "rank_ports", rank)
-    monkeypatch.setattr(Surgery, "_offers", lambda self, found: tuple(found))
-    monkeypatch.setattr(service, "gather", lambda options: Host(name="there", core=False, kernel="6.1"))
-    terms = make_terms("RC", {}, None, b"", listens=True, secret=None, key=None, peer_key=None)
-    clinic, over = Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False), threading.Event()
-    said: list[str] = []
-
-    def wait() -> None:
-        while not over.is_set():
-            try:
-                clinic.accept(deadline_s=0.05)
-            except ConnectTimeout as e:
-                said.append(str(e))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    try:
-        yield clinic.url
-    finally:
-        over.set()
-        thread.join()
-        clinic.close()
-    assert [words for words in said if "Failed with" in words] == []  # a question is no failure
+#: every way there is between the two, in the order in which ``connect`` tries them
+WAYS = [("127.0.0.2", "127.0.0.3"), ("127.0.0.1", "127.0.0.3"), ("fe80::1", "fe80::2")]
+OPTIONS = Options(device="here")
 
 
 @pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """This host has one port; what each way comes to is what stands here, in turn."""
-    outcomes: list[Any] = []
-
-    def one_way(front: Any, channel: Any, terms: Any, ways: Ways, count: int, *rest: Any) -> Iterator[Any]:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        outcome.channel = channel  # it is the connection's from here on
-        return [outcome]
-        yield
-
-    monkeypatch.setattr(pair, "ports_toward", lambda options, host: [port(*HERE.gids, name="rxe1")])
-    monkeypatch.setattr(Ways, "mine", lambda self: [HERE])
-    monkeypatch.setattr(pair, "one_way", one_way)
-    return outcomes
+def hosts() -> Iterator[Software]:
+    """RC gives up a message after 0.1 s here."""
+    with two_hosts(["fe80::1", "127.0.0.1", "127.0.0.2"], ["fe80::2", "127.0.0.3"], Network(0.1)) as software:
+        yield software
 
 
-class Connection:
-    """Stands for one that was made."""
+@contextmanager
+def surgery(device: str = "there") -> Iterator[Surgery]:
+    """The doctor of the other host."""
+    said: list[str] = []
 
-    def __init__(self) -> None:
-        from types import SimpleNamespace
+    def attend() -> None:
+        with suppress(StateError):  # it was closed
+            clinic.attend(said.append)
 
-        self.path = SimpleNamespace(path_mtu=next(iter(MTU_BYTES)), max_rd_atomic=1)
-        self.remote: dict[str, Any] = {}
-        self.closed = False
-        self.channel: Any = None
+    clinic = open_surgery("127.0.0.1:0", Options(device=device))
+    with clinic:
+        thread = threading.Thread(target=attend)
+        thread.start()
+        try:
+            yield clinic
+        finally:
+            clinic.close()
+            thread.join()
+    assert all(words.startswith("connected: QP ") for words in said)
 
-    def __enter__(self) -> Connection:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.channel.close()
-        self.closed = True
+def gids(attempt: Attempt) -> tuple[str, str]:
+    here, there = (str(port.gids[0].gid.address) for port in (attempt.way.here, attempt.way.there))
+    return here, there
 
 
 def test_a_visit_tries_every_way_and_tells_what_is_wrong_there(
-    monkeypatch: pytest.MonkeyPatch, local: list[Any]
+    hosts: Software, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, seen = Connection(), list[Attempt]()
-    local += [step(errno.ETIMEDOUT), made, step(errno.ENETUNREACH)]
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20, seen.append)
+    refuse(hosts, "here", WAYS[0], errno.ETIMEDOUT)
+    refuse(hosts, "there", WAYS[2][::-1], errno.ENETUNREACH)
+    hosts.devices[1].ports.append(Port(["127.0.0.4"], state=PortState.DOWN))
+    seen = list[Attempt]()
+    with surgery() as clinic:
+        came = visit(clinic.url, OPTIONS, 20, seen.append)
     assert came.ok
-    assert made.closed
     assert came.matrix is not None
-    assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "ok", "failed"]
     assert list(came.matrix.attempts) == seen
+    assert [gids(attempt) for attempt in seen] == WAYS
+    assert [attempt.state for attempt in seen] == ["failed", "ok", "failed"]
+    assert "does not answer at 127.0.0.2 (NETDEV, here)" in seen[0].cause
+    assert "no route from fe80::2 (NETDEV, there)" in seen[2].cause
     assert came.matrix.chosen is seen[1]
-    assert seen[1].path_mtu == 256
-    assert [f.words for f in came.findings[:2]] == [
-        "rdmaconnect doctor at there.",
-        "There: fail kernel: Linux 6.1: RDMA is not loaded. This kernel has no such module on disk.",
-    ]
+    assert (seen[1].path_mtu, seen[1].route) == (1024, "by lo, on the link")
+    assert seen[1].latency_us is not None
+    assert 0 < seen[1].latency_us < 1e6
+    assert came.findings[0].words == f"rdmaconnect doctor at {socket.gethostname()}."
+    (down,) = [finding for finding in came.findings if "there port 2" in finding.words]
+    assert (down.name, down.verdict) == ("peer", Verdict.WARN)
+    assert "DOWN" in down.words
     assert came.findings[-1].verdict is Verdict.OK
+    # the question is no failure of the listener's; a way that was refused is
+    assert GREETING not in caplog.text
+    assert "the peer refused at agreed: move RC QP" in caplog.text
 
 
-def test_where_no_way_works_the_visit_fails_with_the_causes(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    local += [CompletionError(WcStatus.RETRY_EXC_ERR)] * 3
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20)
+def is_large(message: Message) -> bool:
+    return message.length > 512
+
+
+def is_here(call: Call) -> bool:
+    return bool(call["pd"].context.device.name == "here")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause", "fix"),
+    [
+        (lambda hosts: hosts.network.lose(lambda message: True), "a firewall drops RoCE (UDP port 4791)", "nft"),
+        (lambda hosts: hosts.network.lose(is_large), "Small messages pass and large ones do not", "path_mtu=1024"),
+        (
+            lambda hosts: hosts.on("ibv_modify_qp", to=QpState.RTR, fail=errno.ENODATA),
+            "The GID 127.0.0.3 there went away", "rdmaconnect devices",
+        ),
+        (
+            lambda hosts: hosts.on("ibv_modify_qp", to=QpState.RTR, fail=errno.EINVAL),
+            "The device refused the address pair 127.0.0.3 to 127.0.0.2 there", "gid_index=",
+        ),
+        (
+            lambda hosts: hosts.on("ibv_reg_mr", fail=errno.ENOMEM, where=is_here),
+            "Memory could not be registered here", "ulimit -l",
+        ),
+    ],
+)  # fmt: skip
+def test_where_no_way_works_the_visit_fails_with_the_causes(
+    hosts: Software, trouble: Callable[[Software], object], cause: str, fix: str
+) -> None:
+    del hosts.devices[0].ports[0].gids[:2]
+    with surgery() as clinic:
+        trouble(hosts)
+        came = visit(clinic.url, OPTIONS, 20)
     assert not came.ok
     assert came.findings[-1].words == "No pair of ports could be connected."
-    assert all("4791" in line for line in [came.matrix.attempts[0].cause, came.matrix.attempts[0].fix])  # type: ignore[union-attr]
+    assert came.matrix is not None
+    (attempt,) = came.matrix.attempts
+    assert cause in attempt.cause
+    assert fix in attempt.fix
 
 
-def test_ways_for_which_no_time_is_left_are_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    from rdmaconnect import deadline
-
-    real = deadline.time.monotonic
-    late = [0.0]
-
-    def slow(attempt: Attempt) -> None:
-        late[0] = 1000.0
-
-    monkeypatch.setattr(deadline, "time", type("clock", (), {"monotonic": staticmethod(lambda: real() + late[0])}))
-    local += [step(errno.ETIMEDOUT)]
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20, slow)
-    assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "untried", "untried"]  # type: ignore[union-attr]
+def test_ways_for_which_no_time_is_left_are_told(hosts: Software) -> None:
+    refuse(hosts, "here", WAYS[0], errno.ETIMEDOUT)
+    with surgery() as clinic:
+        came = visit(clinic.url, OPTIONS, 2, lambda attempt: time.sleep(2))
+    assert came.matrix is not None
+    assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "untried", "untried"]
     assert came.findings[-1].words.endswith("2 pairs were left untried: the deadline passed.")
     assert came.findings[-1].fix == "give it more time: --deadline"
 
 
-def test_another_host_without_a_port_is_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    with surgery(monkeypatch) as url:
-        came = visit(url, Options(), 20)
+def test_another_host_without_a_port_is_told(hosts: Software) -> None:
+    hosts.devices[1].ports[0].state = PortState.DOWN
+    with surgery() as clinic:
+        came = visit(clinic.url, OPTIONS, 20)
     assert not came.ok
     assert came.findings[-1].words == "The other host has no port that can be used."
-    assert "RDMA is not loaded" in came.findings[1].words
+    assert any("there port 1" in finding.words and "DOWN" in finding.words for finding in came.findings)
 
 
-def test_gids_that_never_go_together_are_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    with surgery(monkeypatch, roce(gid("10.0.0.2", V1))) as url:
-        came = visit(url, Options(), 20)
+def test_gids_that_never_go_together_are_told(hosts: Software) -> None:
+    hosts.devices[1].ports[0].gids[:] = [("127.0.0.3", V1)]
+    with surgery() as clinic:
+        came = visit(clinic.url, OPTIONS, 20)
     assert came.findings[-1].words.startswith("No GID here goes with one there")
     assert list(visit_lines(came))[-1] == "No connection can be made."
 
 
-def test_a_listener_that_is_no_doctor_is_left_alone(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
+def test_a_listener_that_is_no_doctor_is_left_alone(hosts: Software) -> None:
     """An application must not be handed a doctor's connections."""
-    from rdmaconnect import listener
-
-    monkeypatch.setattr(listener, "rank_ports", lambda options: [])
-    monkeypatch.setattr(reception, "rank_ports", lambda options, host: [port(*THERE.gids)])
-    monkeypatch.setattr(reception.Reception, "_offers", lambda self, found: (THERE,))
-    with listen("127.0.0.1:0") as service:
-
-        def wait() -> None:
-            with pytest.raises(ConnectTimeout, match="Failed with"):
-                service.accept(deadline_s=1)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        came = visit(service.url, Options(), 20)
-        thread.join()
+    with listen("127.0.0.1:0", device="there") as application:
+        came = visit(application.url, OPTIONS, 20)
+        with pytest.raises(DeviceError, match=r"use \? port 1, which the peer wants"):
+            application.accept(deadline_s=10, tolerant=False)
     (finding,) = came.findings
     assert "but not `rdmaconnect doctor --serve`" in finding.words
     assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
 
 
-def test_where_nothing_listens_the_next_step_is_told(local: list[Any]) -> None:
-    (finding,) = visit("127.0.0.1:1", Options(), 0.3).findings
-    assert "nothing listens there, or a firewall drops the packets" in finding.words
+def test_where_nothing_listens_the_next_step_is_told(hosts: Software) -> None:
+    (finding,) = visit("127.0.0.1:1", OPTIONS, 0.3).findings
+    assert "refused: the host is there, but nothing listens on that port" in finding.words
     assert "rdmaconnect doctor --serve -p 1" in finding.fix
     assert "tcp dport 1 accept" in finding.fix
 
 
-def test_a_name_that_does_not_resolve_and_a_host_without_ports() -> None:
-    (finding,) = visit("no-such-host.invalid", Options(), 5).findings
+def test_a_name_that_does_not_resolve_and_a_host_without_ports(hosts: Software) -> None:
+    (finding,) = visit("no-such-host.invalid", OPTIONS, 5).findings
     assert (finding.name, finding.verdict) == ("name", Verdict.FAIL)
     with pytest.raises(ValueError, match="the peer is"):
-        visit("a b", Options(), 5)
+        visit("a b", OPTIONS, 5)
+    hosts.devices[0].ports[0].state = PortState.DOWN
+    (finding,) = visit("127.0.0.1:1", OPTIONS, 5).findings
+    assert (finding.name, finding.verdict) == ("ports", Verdict.FAIL)
+    assert "No port of this host can be used: find an ACTIVE RDMA port" in finding.words
 
 
-def test_a_report_to_the_other_host_fits_into_a_reject(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = tuple(Device(f"rxe{i}", trials={1: Trial("It is broken. " * 20)}) for i in range(20))
-    monkeypatch.setattr(service, "gather", lambda options: Host(devices=devices))
-    with surgery(monkeypatch) as url:
-        monkeypatch.setattr(service, "gather", lambda options: Host(devices=devices))
-        monkeypatch.setattr(pair, "ports_toward", lambda options, host: [port(*HERE.gids, name="rxe1")])
-        monkeypatch.setattr(Ways, "mine", lambda self: [HERE])
-        came = visit(url, Options(), 20)
+def test_a_report_to_the_other_host_fits_into_a_reject() -> None:
+    broken = [Device(f"soft{i}", limits={"max_qp": 0}) for i in range(1, 21)]
+    with Software([Device("here"), *broken]) as software:
+        with surgery("none") as clinic:
+            clinic.options = Options()
+            assert len(clinic.report()) > MAX_TEXT
+            came = visit(clinic.url, OPTIONS, 20)
+        assert software.problems() == []
     assert len(came.findings) > 3
-    assert sum(len(f.words) for f in came.findings) < 2600
+    assert MAX_TEXT // 2 < sum(len(f.words) for f in came.findings[:-1]) < MAX_TEXT + 500
+
+
+# ---- the program itself, in a process of its own
+
+SERVE = """
+import sys
+from rdmaconnect.cli import main
+from software import Network, Software
+
+with Software(network=Network.shared(sys.argv[1])) as software:
+    code = main(["doctor", "--serve", "-p", sys.argv[2]])
+    print("ended", code, *software.problems(), flush=True)
+"""
+
+
+def test_the_program_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    tests = Path(__file__).parent
+    path, port = os.pathsep.join([str(tests), str(tests.parent)]), free_port()
+    with Software(network=Network.shared(str(tmp_path))) as software:
+        program = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(tmp_path), str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        try:
+            came = visit(f"127.0.0.1:{port}", Options(), 20)  # which waits until it is there
+            program.send_signal(signal.SIGINT)
+            said, _ = program.communicate(timeout=20)
+        finally:
+            program.kill()
+            program.wait()
+        assert software.problems() == []
+    assert came.ok
+    assert came.matrix is not None
+    assert came.matrix.attempts[0].latency_us is not None
+    assert f"\nlistening on tcp://[::]:{port}\n" in said
+    assert said.count("\nconnected: QP ") == 1
+    assert said.endswith("\nended 130\n"), said

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import errno
 import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import Host, Net, install, tell
+from exchange_ends import free_port
 from hypothesis import given
 from hypothesis import strategies as st
-from test_connect import THERE, World, fails
-from test_meet import Sides
+from software import Software
+from two_hosts import refuse, two_hosts
 
+import rdmaconnect
+from rdmaconnect import connect, listen, meet
 from rdmaconnect.deadline import Deadline
 from rdmaconnect.handshake import Role
 from rdmaconnect.trace import MAX_MARKS, Mark, Trace, shift
 
 CALLER = ["port", "prepared", "hello", "reply", "path", "joined", "ready", "connected"]
 CALLED = ["hello", "port", "prepared", "path", "reply", "ready", "joined", "connected"]
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
-
-
-@pytest.fixture
-def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
-    return Sides(monkeypatch)
 
 
 def trace(role: Role = Role.CONNECTOR) -> tuple[Trace, Any]:
@@ -120,54 +116,91 @@ def test_without_a_message_in_common_nothing_is_shifted() -> None:
 # ---- through the story
 
 
-def test_connect_and_accept_see_the_doors_of_both(world: World) -> None:
-    connecting, accepting = world.both(count=3)
-    here, there = connecting.value[0]._wire.trace.marks(), accepting.value._wire.trace.marks()
-    assert connecting.value[0]._wire.trace is connecting.value[2]._wire.trace
+@pytest.fixture
+def hosts() -> Iterator[Software]:
+    """Two subnets between them."""
+    with two_hosts(["10.0.0.1", "10.0.1.1"], ["10.0.0.2", "10.0.1.2"]) as software:
+        yield software
+
+
+def marks(connection: Any) -> tuple[Mark, ...]:
+    found: tuple[Mark, ...] = connection._conversation.trace.marks()
+    return found
+
+
+@contextmanager
+def both(count: int = 1, *, probe: bool = False) -> Iterator[tuple[list[rdmaconnect.Connection], Any]]:
+    """Those that connect, and the first that is accepted."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen("127.0.0.1:0", device="there"))
+        here = connect(listener.url, count=count, device="here", probe=probe)
+        for connection in here:
+            stack.enter_context(connection)
+        there = [stack.enter_context(listener.accept(deadline_s=10)) for _ in here]
+        yield here, there[0]
+
+
+def test_connect_and_accept_see_the_doors_of_both(hosts: Software) -> None:
+    with both(count=3) as (connected, accepted):
+        here, there = marks(connected[0]), marks(accepted)
+        assert connected[0]._conversation.trace is connected[2]._conversation.trace
     assert doors(here, "local") == CALLER
     assert doors(there, "local") == CALLED
     # without a proof, what was known with the last message
     assert doors(here, "peer") == CALLED[: CALLED.index("reply") + 1]
     assert doors(there, "peer") == CALLER[: CALLER.index("ready") + 1]
-    for marks in (here, there):
-        assert [mark.at_s for mark in marks] == sorted(mark.at_s for mark in marks)
-        assert all(mark.within_s == 0 and mark.words for mark in marks if mark.end == "local")
-        assert all(0 < mark.within_s < 1 and not mark.words for mark in marks if mark.end == "peer")
-    assert next(mark.at_s for mark in there if mark.door == "hello" and mark.end == "local") == 0
+    for seen in (here, there):
+        assert [mark.at_s for mark in seen] == sorted(mark.at_s for mark in seen)
+        assert all(mark.within_s == 0 and mark.words for mark in seen if mark.end == "local")
+        assert all(0 < mark.within_s < 1 and not mark.words for mark in seen if mark.end == "peer")
+    assert 0 <= next(mark.at_s for mark in there if mark.door == "hello" and mark.end == "local") < 1
     hello = {mark.end: mark for mark in here if mark.door == "hello"}
     assert hello["local"].at_s <= hello["peer"].at_s + hello["peer"].within_s
 
 
-def test_a_way_that_failed_is_in_the_trace(world: World) -> None:
-    world.there.to_rtr = fails(("10.0.0.2", "10.0.0.1"), number=errno.ETIMEDOUT)
-    connecting, accepting = world.both()
-    here = connecting.value[0]._wire.trace.marks()
+def test_a_proof_tells_the_doors_once_more(hosts: Software) -> None:
+    with both(probe=True) as (connected, accepted):
+        here, there = marks(connected[0]), marks(accepted)
+    for mine, names in ((here, CALLER), (there, CALLED)):
+        assert doors(mine, "local") == [*names[:-1], "proof", "proven", "connected"]
+    # each says what it knew when it sent its proof
+    assert doors(here, "peer") == [*CALLED[:-1], "proof"]
+    assert doors(there, "peer") == [*CALLER[:-1], "proof"]
+
+
+def test_a_way_that_failed_is_in_the_trace(hosts: Software) -> None:
+    refuse(hosts, "here", ("10.0.0.1", "10.0.0.2"), errno.ETIMEDOUT)
+    with both() as (connected, accepted):
+        here, there = marks(connected[0]), marks(accepted)
     assert doors(here, "local").count("hello") == 2
     (again,) = [mark for mark in here if mark.door == "again"]
     assert "10.0.1.1" in again.words
     # the second hello began the listener's
     assert doors(here, "peer") == ["hello", "port", "prepared", "path", "reply"]
-    assert doors(accepting.value._wire.trace.marks(), "local") == CALLED
+    assert doors(there, "local") == CALLED
     reply = {mark.end: mark.at_s for mark in here if mark.door == "reply"}
     asked = [mark.at_s for mark in here if mark.door == "hello" and mark.end == "local"]
     assert asked[-1] <= reply["peer"] <= reply["local"]
 
 
-def test_both_that_meet_see_both(sides: Sides) -> None:
-    tellers = [sides.start(0), sides.start(1)]
-    tell(sides.net, *tellers)
-    for teller in tellers:
-        marks = teller.value._wire.trace.marks()
-        assert {"hello", "reply", "path"} <= set(doors(marks, "local"))
-        assert {"hello", "reply"} <= set(doors(marks, "peer"))
-        assert doors(marks, "local")[-1] == "connected"
+def test_both_that_meet_see_both(hosts: Software) -> None:
+    urls = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+
+    def one(which: int) -> rdmaconnect.Connection:
+        return meet(urls[which], urls[1 - which], device=("here", "there")[which], deadline_s=20)
+
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+        for connection in [stack.enter_context(made) for made in threads.map(one, range(2))]:
+            seen = marks(connection)
+            assert {"hello", "reply", "path"} <= set(doors(seen, "local"))
+            assert {"hello", "reply"} <= set(doors(seen, "peer"))
+            assert doors(seen, "local")[-1] == "connected"
 
 
-def test_the_clock_is_the_callers_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, host = Net(), Host(THERE)
-    install(monkeypatch, lambda: net, host, host)
-    net.now = 5.0
-    made = Trace(Role.CONNECTOR, Deadline(None))
-    net.now = 7.5
+def test_the_clock_is_the_callers_deadline() -> None:
+    clock = Deadline(None)
+    time.sleep(0.05)
+    made = Trace(Role.CONNECTOR, clock)
+    before = clock.waited_s
     made.mark("port", "")
-    assert made.marks()[0].at_s == 2.5
+    assert 0.05 <= before <= made.marks()[0].at_s <= clock.waited_s
