@@ -91,7 +91,7 @@ def connect(
     terms = make_terms(
         qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
     )
-    library()  # better now than when the listener has answered
+    library()  # without it there is nothing to wait for, on any system
     story = connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via)
     made = run_apart(story, close_all)
     return made if count is not None else made[0]

@@ -35,6 +35,7 @@ class Conversation:
         changed: notified at each change.
         left: why nothing more will come of it, in words, or None.
         error: the same as an error, where it was one.
+        parted: whether the peer went when it could hold the connection already.
         on_change: called in the service thread after each change, besides.
     """
 
@@ -44,6 +45,7 @@ class Conversation:
         self.changed = Signal()
         self.left: str | None = None
         self.error: RdmaConnectError | None = None
+        self.parted = False
         self.on_change: Callable[[], None] | None = None
         self.channel: Channel | None = None
         self._lock = threading.RLock()
@@ -116,11 +118,13 @@ class Conversation:
         if isinstance(message, Reply | Ready | Proof):
             self.trace.hear(message.doors)
         elif isinstance(message, Bye):
+            self.parted = True
             self._leave(f"the peer closed the connection ({message.why}).")
 
     def over(self, error: RdmaConnectError) -> None:
         """Nothing more will come."""
         with self._lock:
+            self.parted = self.parted or (isinstance(error, PeerClosed) and self.state is State.JOINED)
             self._leave(str(error), error)
         self._changed()
 
@@ -169,9 +173,10 @@ class Conversation:
             self.channel.send(encode(message))
 
     def say_joined(self) -> None:
-        """Tell a connector that understands it that this side is in RTS."""
-        if self._beats:
-            self.say(Joined(self.id))
+        """Tell a connector that understands it, and is still there, that this side is in RTS."""
+        with self._lock:
+            if self._beats and self.left is None:
+                self.say(Joined(self.id))
 
     def give_up(self, message: Reject) -> None:
         """Tell the peer why nothing comes of it; after that nothing more is said."""

@@ -222,16 +222,16 @@ class Lane:
         with self.engine.lock:
             if not self.room():
                 return False
-            self._next_id += 1
-            sent.wr_id = self._next_id
+            self._next_id = wr_id = self._next_id + 1
             if imm is not None and remote is not None:
-                self._request.rdma_write_imm(sent.wr_id, remote, imm, sge=Sge(*place))
+                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
             elif to is None:
-                self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote)
+                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
             else:
-                self._request.send(sent.wr_id, sge=Sge(*place), to=to)
+                self._request.send(wr_id, sge=Sge(*place), to=to)
             self.qp.post_send(self._request)
-            self.sent[sent.wr_id] = sent
+            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
+            self.sent[wr_id] = sent
             return True
 
     def complete(self, wc: Any) -> None:

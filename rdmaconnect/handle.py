@@ -250,12 +250,17 @@ class Owned:
             if not gone:
                 self._pointer = pointer
                 raise
-            for parent in self._parents:
-                parent._gone = True
+            self._lose()
         except BaseException:  # whether it is free nobody knows
             _kept.append(self)
             raise
         self._freed(pointer)
+
+    def _lose(self) -> None:
+        """The device is gone, and so is all that this was made from."""
+        self._gone = True
+        for parent in self._parents:
+            parent._lose()
 
     def _leave(self) -> None:
         """It is nobody's child any more."""

@@ -173,7 +173,7 @@ class Incoming:
                 return False
             self._again = held
             self._answer(held._prepared if held is not None else None)
-        if self.state is State.JOINED:
+        if self.state is State.JOINED or self.conversation.parted:
             if not self.made:
                 self._join()
             if self._proven():
@@ -230,7 +230,8 @@ class Incoming:
         """Raise why, if nobody wants it any more."""
         if self._stopped is not None:
             raise self._stopped
-        if self.conversation.left is not None:
+        # a peer that could hold the connection may have sent and gone: who accepts is to have what it sent
+        if self.conversation.left is not None and not self.conversation.parted:
             raise self.conversation.failure("accept")
 
     def _join(self) -> None:

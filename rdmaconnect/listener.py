@@ -13,6 +13,7 @@ from .exchange.url import tcp_url
 from .listening import MAX_HALF_OPEN, MAX_QPS, ListenerCore
 from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, make_terms, parse_qp_type
+from .verbs import library
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
@@ -148,6 +149,7 @@ def listen(
     make = partial(
         make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
     )
+    library()
     opening = partial(_open, Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
     return run_apart(_call(opening), Listener._close)
 

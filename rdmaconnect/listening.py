@@ -137,8 +137,11 @@ class ListenerCore(Generic[M]):
         self._incoming: dict[Incoming, int] = {}
         self._ready: deque[M] = deque()
         self._failures: deque[tuple[str, RdmaConnectError]] = deque(maxlen=_FAILURES)
-        self._failed = 0
-        self._strangers: deque[str] = deque(maxlen=3)
+        self._strangers: deque[str] = deque(maxlen=_FAILURES)
+        #: how many failed, and how many strangers there were, at all
+        self._failed = self._strange = 0
+        #: of how many an error has told
+        self._told = 0, 0
         self._live: weakref.WeakValueDictionary[bytes, Middle] = weakref.WeakValueDictionary()
         #: connections whose reconnect waits here -> what is to take their place, once it has come
         self._awaited: dict[Middle, Incoming | None] = {}
@@ -205,6 +208,7 @@ class ListenerCore(Generic[M]):
         """A connector's channel has ended."""
         self._acceptor.know(connector.channel)
         if connector.conversation is None:
+            self._strange += 1
             self._strangers.append(f"{connector.channel.address or 'a stranger'}: {error}")
 
     def _look_later(self) -> None:
@@ -354,7 +358,6 @@ class ListenerCore(Generic[M]):
 
     def _accept(self, deadline_s: float | None, tolerant: bool) -> Story[M]:
         deadline = Deadline(deadline_s, ConnectTimeout)
-        before = self._failed
         while True:
             seen = self._changed.count
             self._check_open()
@@ -364,7 +367,7 @@ class ListenerCore(Generic[M]):
             with contextlib.suppress(IndexError):  # nobody, or another thread was faster
                 return self._ready.popleft()
             if deadline.left_s <= 0:
-                raise deadline.exceeded(f"accept on {self.url}", self._seen(self._failed - before))
+                raise deadline.exceeded(f"accept on {self.url}", self._seen())
             yield Wait(deadline, changes=((self._changed, seen),))
 
     def _put_back(self, connection: M) -> None:
@@ -377,18 +380,21 @@ class ListenerCore(Generic[M]):
             connection._close()
         self._changed.notify()
 
-    def _seen(self, failed: int) -> str:
-        """Whom an accept in vain has seen."""
+    def _seen(self) -> str:
+        """Whom an accept in vain, and nobody before it, has seen."""
         with self._lock:
+            failed, strange = self._failed - self._told[0], self._strange - self._told[1]
+            self._told = self._failed, self._strange
             failures = [words for words, _ in self._failures][-min(failed, 3) :] if failed else []
+            strangers = list(self._strangers)[-min(strange, 3) :] if strange else []
             incoming = list(self._incoming)
         if failures:
             return f"Failed with {'; '.join(failures)}"
         waiting = [f"{one.channel.address or 'a peer'} ({one.state.value})" for one in incoming]
         if waiting:
             return f"Not finished with {', '.join(waiting[-3:])}"
-        if self._strangers:
-            return f"Of those who connected none asked for a connection: {'; '.join(self._strangers)}"
+        if strangers:
+            return f"Of those who connected none asked for a connection: {'; '.join(dict.fromkeys(strangers))}"
         return (
             f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
         )

@@ -92,10 +92,12 @@ class _Errand:
     def _end(self, future: Future[Any]) -> None:
         with self._lock:
             self._over, late = True, self._given_up
-        if late:
-            self._take_back()
-        if self._call.finally_ is not None:
-            self._call.finally_()
+        try:
+            if late:
+                self._take_back()
+        finally:
+            if self._call.finally_ is not None:
+                self._call.finally_()
 
     def give_up(self) -> None:
         """The story does not want the result any more."""

@@ -7,14 +7,13 @@ import gc
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import permutations
 from typing import Any
 
 import pytest
 from forgetting import collect_together, forget
 from forking import in_a_fork
+from threads import running
 
 from rdmaconnect import handle
 from rdmaconnect.errors import StateError, VerbsError
@@ -215,29 +214,6 @@ def test_an_object_whose_constructor_failed_can_be_shown_and_closed() -> None:
 
 
 # ---- threads
-
-
-@contextmanager
-def running(*functions: Callable[[], object]) -> Iterator[None]:
-    """Each in a thread of its own; at the end all are over, and none has raised."""
-    raised: list[BaseException] = []
-
-    def run(function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as e:  # noqa: BLE001  it is told below
-            raised.append(e)
-
-    threads = [threading.Thread(target=run, args=(function,), daemon=True) for function in functions]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    assert raised == []
 
 
 class Slow(Thing):

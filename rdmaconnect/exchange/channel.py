@@ -214,7 +214,10 @@ class Channel:
             assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
-        if self._link is None and passed:
+        if self._closing and self._filter.shaken:
+            assert self._inward is not None
+            self._inward.discarding = True
+        elif self._link is None and passed and not self._closing:
             self._join()
         self.heard = time.monotonic()
         if self._filter.unread > SMALL_FRAME + _OVERHEAD:
@@ -294,7 +297,14 @@ class Channel:
             return self._verdict
         if self._filter.refused:
             return AuthenticationError(f"the listener does not know the key of this side ({self._filter.refused}).")
-        if self._inward is not None and not self._inward.over:
+        hung_up = self._inward is not None and not self._inward.over
+        if hung_up and not self._filter.shaken:
+            failed = f"the handshake with the peer at {self.address} failed"
+            if self._keys is None:
+                return RemoteProtocolError(f"{failed}: is it rdmaconnect that calls?")
+            hint = "it has another key than this side expects, another secret, or a key that is not known here."
+            return AuthenticationError(f"{failed}: {hint}")
+        if hung_up:
             return RemoteProtocolError(
                 f"the peer at {self.address} broke ZeroMQ's protocol, or sent more than {self.max_frame} bytes at once."
             )
@@ -326,7 +336,8 @@ class Channel:
         self._closing = True
         if self._inward is None:
             return  # not opened yet
-        self._inward.discarding = True
+        # ZeroMQ sends nothing before the peer's handshake has come
+        self._inward.discarding = self._filter.shaken
         if self._local is not None or (self._link is not None and self._unsent):
             self._loop.call_later(link.LINGER_MS / 1000, self._finish)
             if self._local is not None:

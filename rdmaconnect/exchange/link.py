@@ -20,6 +20,7 @@ import zmq
 from ..errors import VerbsError
 from ..fork import in_child
 from .curve import Keys
+from .zmtp import CURVE_ADDS
 
 __all__ = ["Link", "close_context", "context"]
 
@@ -118,7 +119,7 @@ class Link:
         dealer: zmq.Socket[bytes] = context().socket(zmq.DEALER)
         try:
             dealer.set(zmq.LINGER, LINGER_MS)
-            dealer.set(zmq.MAXMSGSIZE, max_frame)
+            dealer.set(zmq.MAXMSGSIZE, max_frame + (CURVE_ADDS if keys is not None else 0))
             dealer.set(zmq.RCVHWM, _QUEUE)
             dealer.set(zmq.SNDHWM, _QUEUE)
             dealer.set(zmq.HANDSHAKE_IVL, 10000)

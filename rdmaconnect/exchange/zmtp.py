@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Fault", "Filter", "ZmtpError"]
+__all__ = ["CURVE_ADDS", "Fault", "Filter", "ZmtpError"]
 
 #: signature; version; mechanism; the whole greeting, in bytes
 _SIGNATURE, _VERSION, _MECHANISM, _WHOLE = 10, 11, 32, 64
@@ -23,7 +23,7 @@ _HANDSHAKE_MAX = 4096
 #: messages that may be on their way through ZeroMQ at the same time: its own count does not see parts of messages
 FRAMES_MAX = 4096
 #: what CURVE adds to a message: its name, the nonce, the flags and the authenticator
-_CURVE_ADDS = 33
+CURVE_ADDS = 33
 #: bytes of a frame's beginning that are looked at
 _LOOK = 24
 _ERROR = b"\x05ERROR"
@@ -58,7 +58,7 @@ class ZmtpError(Exception):
     Attributes:
         fault: what is wrong.
         seen: the first bytes of what is wrong.
-        passed: what may go on all the same, so that ZeroMQ says how this side is protected.
+        passed: what may go on all the same: what came before, or enough for ZeroMQ to say how this side is protected.
     """
 
     def __init__(self, fault: Fault, seen: bytes, passed: bytes = b"") -> None:
@@ -94,6 +94,11 @@ class Filter:
         self.refused = ""
         self.unread = self.frames = 0
 
+    @property
+    def shaken(self) -> bool:
+        """Whether the peer's handshake is over."""
+        return not self._handshake
+
     def take(self, data: bytes) -> bytes:
         """Take what has come.
 
@@ -113,7 +118,7 @@ class Filter:
         if have >= _WHOLE:
             self.greeted = True
             rest, self._head = bytes(self._head[_WHOLE:]), bytearray()
-            passed += self._frames(rest)
+            return self._frames(rest, passed)
         return passed
 
     def _greet(self) -> None:
@@ -130,9 +135,9 @@ class Filter:
                 passed = bytes(head[self._passed : _VERSION])
                 raise ZmtpError(names.get(theirs.rstrip(b"\0"), Fault.MECHANISM), seen, passed)
 
-    def _frames(self, data: bytes) -> bytes:
-        """Follow the frames: the beginning of each is kept until it can be judged."""
-        passed = bytearray()
+    def _frames(self, data: bytes, before: bytes = b"") -> bytes:
+        """Follow the frames: the beginning of each is kept until it can be judged, those before a bad one go on."""
+        passed = bytearray(before)
         at = 0
         while at < len(data):
             if self._left:
@@ -145,7 +150,11 @@ class Filter:
                 self._head += data[at : at + step]
                 at += step
                 if not self._missing():
-                    passed += self._begin()
+                    try:
+                        passed += self._begin()
+                    except ZmtpError as e:
+                        e.passed = bytes(passed)
+                        raise
         return bytes(passed)
 
     def _missing(self) -> int:
@@ -175,7 +184,7 @@ class Filter:
                 raise ZmtpError(Fault.TRAFFIC, head)
         elif head[0] & _MORE:
             raise ZmtpError(Fault.TRAFFIC, head)
-        elif size > self.max_frame + _CURVE_ADDS * self._protected:
+        elif size > self.max_frame + CURVE_ADDS * self._protected:
             raise ZmtpError(Fault.LONG, head[:header])
         else:
             self.frames += 1
@@ -188,7 +197,8 @@ class Filter:
     def _shake_hands(self, flags: int, size: int, body: bytes) -> None:
         name, sizes = self._handshake[0]
         if flags & _COMMAND and body.startswith(_ERROR) and 7 <= size <= len(body):
-            self.refused = body[7:].decode("ascii", "replace") or "no reason given"
+            words = body[7:size].decode("ascii", "replace")
+            self.refused = "".join(c if c.isprintable() else "?" for c in words) or "no reason given"
         elif not (flags & _COMMAND) or flags & _MORE or not body.startswith(name) or size not in sizes:
             raise ZmtpError(Fault.HANDSHAKE, body)
         else:

@@ -30,29 +30,27 @@ NURSERY = textwrap.dedent(
     """
     import os, signal, sys, time
     import rdmaconnect
-    from rdmaconnect import oob
-    from rdmaconnect.wire import decode
+    from rdmaconnect.conversation import Conversation
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def doom(cls, did, kind):
-        send, recv = cls.send, cls.recv
-        def sending(self, frame):
-            send(self, frame)
-            if did == "sent" and type(decode(frame)).__name__ == kind:
-                time.sleep(0.5)  # ZeroMQ's thread has sent it by then
+    def doom(did, kind):
+        say, hear = Conversation.say, Conversation.hear
+        def saying(self, message):
+            say(self, message)
+            if did == "sent" and type(message).__name__ == kind:
+                time.sleep(0.5)  # the service thread has sent it by then
                 die()
-        def receiving(self):
-            frame = recv(self)
-            if frame is not None and did == "received" and type(decode(frame)).__name__ == kind:
+        def hearing(self, message):
+            if did == "received" and type(message).__name__ == kind:
                 die()
-            return frame
-        cls.send, cls.recv = sending, receiving
+            hear(self, message)
+        Conversation.say, Conversation.hear = saying, hearing
 
     def play(side, address, device, did, kind):
         options = {} if device == "-" else {"device": device}
-        doom(oob.Channel if side == "connector" else oob.Line, did, kind)
+        doom(did, kind)
         if side == "connector":
             conn = rdmaconnect.connect(address, deadline_s=120, **options)
         else:

@@ -1,0 +1,202 @@
+"""What a campaign counts, and how much of it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import rdmaconnect
+
+#: how much is done: 1, what plain pytest has time for, to 100, all
+SCALE = min(max(int(os.environ.get("RDMACONNECT_CAMPAIGN", "1")), 1), 100)
+#: by so much a call may outlive its deadline, s
+LATE_S = 0.3
+
+
+def scaled(least: int, most: int) -> int:
+    """How often: ``least`` at scale 1, ``most`` at 100."""
+    return least + (most - least) * (SCALE - 1) // 99
+
+
+def status(name: str) -> int:
+    """A number of /proc/self/status, such as VmRSS: kB."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"{name}:"))
+
+
+def reset_peak() -> None:
+    """VmHWM counts from now on. Source: proc(5), clear_refs."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def until(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
+    """Wait for a condition; whether it came."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Campaign:
+    """Counts of one campaign.
+
+    Attributes:
+        counts: what -> how often.
+        foreign: exceptions that are none of the library's, each with where it came from first.
+        late: calls that outlived their deadlines, in words.
+        peak_mib: the most resident memory while it ran.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.counts: Counter[str] = Counter()
+        self.foreign: dict[str, str] = {}
+        self.late: list[str] = []
+        self.notes: list[str] = []
+        self._took: defaultdict[str, list[float]] = defaultdict(list)
+        self._machine: Machine | None = None
+        self._lock = threading.Lock()
+        self.began = time.monotonic()
+        reset_peak()
+
+    def call(
+        self, what: str, function: Callable[..., Any], *args: Any, within_s: float | None = None, **named: Any
+    ) -> Any:
+        """Call something, and count what came of it.
+
+        Args:
+            what: its name in the counts.
+            within_s: the deadline, by which it must be back.
+
+        Returns:
+            Its result; None if it raised.
+        """
+        began = time.monotonic()
+        try:
+            result = function(*args, **named)
+        except BaseException as e:  # noqa: BLE001  that is what is counted
+            self.raised(what, e)
+            result = None
+        else:
+            self.count(f"{what}: ok")
+        self.took(what, time.monotonic() - began, within_s)
+        return result
+
+    def count(self, what: str, number: int = 1) -> None:
+        """So many more."""
+        with self._lock:
+            self.counts[what] += number
+
+    def raised(self, what: str, error: BaseException) -> None:
+        """An exception came out of a call."""
+        self.count(f"{what}: {type(error).__name__}")
+        if not isinstance(error, rdmaconnect.RdmaConnectError):
+            words = f"{what}: {type(error).__name__}: {str(error)[:200]}"
+            with self._lock:
+                self.foreign.setdefault(words, "".join(traceback.format_exception(error)))
+
+    def took(self, what: str, seconds: float, within_s: float | None = None) -> None:
+        """A call took so long."""
+        with self._lock:
+            self._took[what].append(seconds)
+        if within_s is not None and seconds > within_s + LATE_S:
+            behind = self.machine.behind_s(time.monotonic() - seconds)
+            if seconds > within_s + LATE_S + behind:
+                self.late.append(f"{what}: {seconds:.2f} s of {within_s:g} s (the machine: {behind:.2f} s)")
+
+    @property
+    def machine(self) -> Machine:
+        """Who knows how late the machine itself was."""
+        if self._machine is None:
+            self._machine = Machine()
+        return self._machine
+
+    def median_ms(self, what: str) -> float:
+        """Of the calls of that name."""
+        return statistics.median(self._took[what] or [0.0]) * 1000
+
+    def failures(self) -> dict[str, int]:
+        """The counts of what did not go well."""
+        return {what: n for what, n in self.counts.items() if not what.endswith(": ok") and ": " in what}
+
+    def note(self, words: str) -> None:
+        """For the line."""
+        self.notes.append(words)
+
+    def close(self) -> None:
+        """End what it started."""
+        if self._machine is not None:
+            self._machine.close()
+
+    def line(self) -> str:
+        """All of it, on one line."""
+        words = [f"{n} {what}" for what, n in self.counts.items()]
+        words += [f"{w} median {self.median_ms(w):.1f} ms, max {max(t) * 1000:.0f} ms" for w, t in self._took.items()]
+        words += self.notes
+        seconds = time.monotonic() - self.began
+        return f"{self.name}: {'; '.join(words)}; peak {status('VmHWM') // 1024} MiB; {seconds:.1f} s"
+
+
+class Machine:
+    """A process that does nothing but sleep, and so knows by how much this machine is too slow just now."""
+
+    _PROGRAM = (
+        "import time\n"
+        "while True:\n"
+        " t = time.monotonic(); time.sleep(0.01); d = time.monotonic() - t - 0.01\n"
+        " if d > 0.03: print(t, d, flush=True)\n"
+    )
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", self._PROGRAM], stdout=subprocess.PIPE, text=True)
+        self._seen: list[tuple[float, float]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            at, late = map(float, line.split())
+            self._seen.append((at, late))
+
+    def behind_s(self, since: float) -> float:
+        """Seconds by which it woke late in all, since that time of the monotonic clock."""
+        return sum(late for at, late in list(self._seen) if at + late >= since)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+
+#: the lines of all campaigns
+LINES: list[str] = []
+
+
+@contextlib.contextmanager
+def campaign(name: str) -> Iterator[Campaign]:
+    """A campaign that ends with its line, and fails with what no campaign may see."""
+    made = Campaign(name)
+    try:
+        yield made
+    finally:
+        LINES.append(made.line())
+        made.close()
+    assert made.foreign == {}, "\n".join(made.foreign.values())
+    assert made.late == []
