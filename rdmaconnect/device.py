@@ -318,7 +318,7 @@ def open_device(name: str) -> Context:
 def _open(name: str) -> Any:
     with _device_list() as devices:
         if name not in devices:
-            seen = f"there is {', '.join(devices)}." if devices else _why_none()
+            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else _why_none()
             raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
         pointer, node = devices[name]
         try:
@@ -397,7 +397,7 @@ def _why_none() -> str:
         return (
             f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
             "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
-            "on a host install the provider (`apt install ibverbs-providers`)."
+            f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
         )
     if refused := _refused_node():
         return f"there is none for this process. {refused}"
@@ -405,6 +405,11 @@ def _why_none() -> str:
         "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
         "in a container pass /dev/infiniband and see `rdma system show`."
     )
+
+
+def _complaints() -> str:
+    """What the library itself says, for the end of a message."""
+    return "".join(f" {line.rstrip('.')}." for line in verbs.complaints())
 
 
 def _refused_node() -> VerbsError | None:

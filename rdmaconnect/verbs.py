@@ -17,6 +17,7 @@ import ctypes
 import errno
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from ctypes import POINTER, _Pointer, byref, sizeof
@@ -60,6 +61,9 @@ def library() -> Any:
     if sys.maxsize < 1 << 32:
         # abi has the structs of 64-bit Linux: in another libibverbs each field would be read in a wrong place
         raise LibraryError(f"load {name}: this Python has 32 bits, and rdmaconnect needs 64. Use a 64-bit Python.")
+    # read once, with the first list of devices: where a device is gone, destroying frees what is this process's, and
+    # succeeds. Since rdma-core 20, libibverbs/cmd_write.h, verbs_is_destroy_err; events see ``Context.destroying``
+    os.environ.setdefault("RDMAV_ALLOW_DISASSOC_DESTROY", "1")
     try:
         return ctypes.CDLL(name, use_errno=True)
     except OSError as e:
@@ -67,6 +71,32 @@ def library() -> Any:
             f"load {name}: {e}. Install it: Debian and Ubuntu `apt install ibverbs-providers`, "
             "Fedora and RHEL `dnf install libibverbs`."
         ) from None
+
+
+def complaints() -> tuple[str, ...]:
+    """What libibverbs says when it looks for devices and their providers, which no verb tells.
+
+    It prints that on stderr, once. Here a process of its own is asked again: what comes on the stderr of this one is
+    the application's.
+
+    Returns:
+        Its lines; none where it has nothing to say or cannot be asked.
+
+    Source: libibverbs/dynamic_driver.c, libibverbs/init.c (``IBV_SHOW_WARNINGS``).
+    """
+    if _stand_in is not None or not os.path.basename(sys.executable or "").startswith("python"):
+        return ()
+    ask = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ibv_get_device_list(None)"
+    name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ask, name], env={**os.environ, "IBV_SHOW_WARNINGS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return tuple(line for line in lines if line.startswith("libibverbs: "))
 
 
 # ---- how a verb says that it has failed

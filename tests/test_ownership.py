@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,7 +225,7 @@ def test_nothing_is_freed_under_a_call(software: Software, verb: str) -> None:
             end.context.events  # noqa: B018
         thing = here if verb in ("ibv_post_send", "ibv_modify_qp") else end
         if thing is end:
-            end.qp.move(QpState.INIT, _init())
+            end.qp.move(QpState.INIT, INIT)
         software.on(verb, before=hold, times=1)
 
         def call() -> None:
@@ -236,11 +237,8 @@ def test_nothing_is_freed_under_a_call(software: Software, verb: str) -> None:
     assert all(getattr(one, "closed", True) for one in made)
 
 
-def _init() -> Any:
-    class Values:
-        port_num, pkey_index, qp_access_flags, qkey = 1, 0, 0, 0
-
-    return Values()
+#: what INIT needs, of each type
+INIT = SimpleNamespace(port_num=1, pkey_index=0, qp_access_flags=0, qkey=0)
 
 
 def test_an_address_handle_is_not_freed_while_a_send_that_names_it_is_posted(software: Software) -> None:
@@ -265,9 +263,9 @@ def test_lists_that_name_the_same_handles_in_another_order_do_not_wait_for_one_a
     with joined(UD) as (here, there):
         ways = [here.address_of(there), here.address_of(there)]
         other = QueuePair(here.pd, here.cq, here.cq, UD, **SIZES, max_inline_data=8)
-        other.move(QpState.INIT, _init())
-        other.move(QpState.RTR, _init())
-        other.move(QpState.RTS, type("Psn", (), {"sq_psn": 1})())
+        other.move(QpState.INIT, INIT)
+        other.move(QpState.RTR, INIT)
+        other.move(QpState.RTS, SimpleNamespace(sq_psn=1))
         software.on("ibv_post_send", delay=0.001)
 
         def post(qp: QueuePair, order: list[Any]) -> None:

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,8 +98,7 @@ def extended(software: Software) -> Iterator[tuple[CQEx, Callable[..., None]]]:
     """An extended queue, and what has completions come."""
     with end_on() as base, CQEx(base.context, 64) as cq:
         qp = QueuePair(base.pd, cq, cq, RC, **SIZES, max_inline_data=8)
-        values = type("Init", (), {"port_num": 1, "pkey_index": 0, "qp_access_flags": 0})()
-        qp.move(QpState.INIT, values)
+        qp.move(QpState.INIT, SimpleNamespace(port_num=1, pkey_index=0, qp_access_flags=0))
         qp.move(QpState.ERR)
 
         def come(*wr_ids: int) -> None:
@@ -265,8 +265,7 @@ def test_closing_ends_the_batch_that_a_thread_left_open_which_is_over(pair: tupl
 def test_a_forgotten_queue_pair_in_a_batch_of_its_queue_is_freed_later(software: Software) -> None:
     with open_device("soft0") as context, PD(context) as pd, CQEx(context, 4) as cq, CQ(context, 4) as other:
         qp = QueuePair(pd, cq, other, RC, **SIZES, max_inline_data=8)
-        values = type("Init", (), {"port_num": 1, "pkey_index": 0, "qp_access_flags": 0})()
-        qp.move(QpState.INIT, values)
+        qp.move(QpState.INIT, SimpleNamespace(port_num=1, pkey_index=0, qp_access_flags=0))
         qp.move(QpState.ERR)
         qp.post_send(SendRequest().send(1, inline=b"x"))
         things = [qp]
