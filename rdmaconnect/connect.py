@@ -19,7 +19,7 @@ from .conversation import BEAT_MS, Conversation
 from .deadline import Deadline
 from .device import rank_ports
 from .errors import ConnectTimeout, RdmaConnectError, StateError
-from .exchange.url import addresses, host_of, port_of, tcp_url
+from .exchange.url import addresses, host_of, loopback_of, port_of, tcp_url
 from .handshake import Role
 from .joining import close_handles, make_paths, prove, raise_lanes, used_ports
 from .messages import Hello, Ready, Reply
@@ -31,7 +31,7 @@ from .story import Call, Story, arun, call_apart, run_apart
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
 from .verbs import library
-from .ways import Ways
+from .ways import Ways, say_more
 from .wire import MAX_MS
 
 __all__ = ["aconnect", "connect", "find_ports", "look_up", "one_way", "patience_ms", "prepare", "raise_ends"]
@@ -143,18 +143,21 @@ def connect_story(
     try:
         ports = [via._prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
         first = outgoing.address
-        yield from outgoing.reach(deadline)
-        if via is None and outgoing.address != first:  # a name has several addresses, and another one answered
-            ports = yield find_ports(terms, outgoing.address, deadline)
+        if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
+            yield from outgoing.reach(deadline)
+            if outgoing.address != first:
+                ports = yield find_ports(terms, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
-        ways = Ways(ports, terms, trace, outgoing.address)
+        ways = Ways(ports, terms, trace)
         while True:
             try:
                 made = yield from one_way(front, outgoing, terms, ways, count, deadline, via)
                 break
             except RdmaConnectError as e:
                 yield Call(partial(ways.failed, e, deadline))
-    except BaseException:
+    except BaseException as e:
+        if isinstance(e, ConnectTimeout) and (local := loopback_of(outgoing.address)):
+            say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
         outgoing.close()
         raise
     for connection in made:

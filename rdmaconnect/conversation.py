@@ -71,11 +71,8 @@ class Conversation:
 
     @property
     def alive(self) -> bool:
-        """Whether the peer is known to be there, though it may not have gone on."""
-        if self.left is not None or not self._beats:
-            return False
-        # before the reply it says nothing, and that its side of TCP stands is all there is to know
-        return self.handshake.state is State.HEARD or self._ticks_silent <= 3
+        """Whether the peer says that it is there, though it may not have gone on."""
+        return self._beats and self.left is None
 
     # ---- in the service thread
 

@@ -255,7 +255,7 @@ class Incoming:
         trace.mark("joined", "RTS")
         self.conversation.say_joined()
         if hello.wish.probe:
-            self._prober = Prober(self.made, Deadline(None, ConnectTimeout))
+            self._prober = Prober(self.made, Deadline(PATIENCE_MAX_S, ConnectTimeout))
 
     def _proven(self) -> bool:
         """Whether the data path is proven, or nobody asked for it."""

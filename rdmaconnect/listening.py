@@ -91,10 +91,11 @@ class _Connector:
         """Bytes that cannot be read: say so, and hang up."""
         if self.conversation is not None:
             self.conversation.over(error)
-        log.debug("accept on %s: %s: %s", self._core.url, self.channel.address, error)
         self.channel.send(encode(Reject(NO_ID, "decode", 0, str(error))))
         self.channel.close()
         self._core.gone(self, error)
+        if self.conversation is None:
+            self._core.note(self.channel, error)
 
     def over(self, error: RdmaConnectError) -> None:
         if self.conversation is not None:
@@ -319,12 +320,8 @@ class ListenerCore(Generic[M]):
 
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
         """Nothing came of it: the connector may ask again, on the same channel."""
-        address = incoming.channel.address or "a peer"
         if self._report(incoming, error):
-            log.warning("accept on %s: %s: %s", self.url, address, error)
-            with self._lock:
-                self._failed += 1
-                self._failures.append((f"{address}: {error}", error))
+            self.note(incoming.channel, error)
         with self._lock:
             self._incoming.pop(incoming, None)
             closed = self._closed
@@ -336,6 +333,15 @@ class ListenerCore(Generic[M]):
             incoming.channel.close()
         else:
             service.soon(self._acceptor.expect, incoming.channel)
+
+    def note(self, channel: Channel, error: RdmaConnectError) -> None:
+        """It failed with a peer."""
+        address = channel.address or "a peer"
+        log.warning("accept on %s: %s: %s", self.url, address, error)
+        with self._lock:
+            self._failed += 1
+            self._failures.append((f"{address}: {error}", error))
+        self._changed.notify()
 
     def _wake_all(self) -> None:
         """One more may have its turn."""

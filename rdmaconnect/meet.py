@@ -181,6 +181,7 @@ class _Meeting:
         self._answering: Incoming | None = None
         self._prepared: Prepared | None = None
         self._stands: list[Middle] = []
+        self._closed = False
         self._refused = ""
         self._acceptor = Acceptor(url, partial(_Caller, self), MAX_FRAME, called.keys)
 
@@ -248,8 +249,13 @@ class _Meeting:
     def proven(self, incoming: Incoming, again: Middle | None) -> None:
         with self._lock:
             self._calls.remove(incoming)
-            self._stands += incoming.made
+            closed = self._closed
+            if not closed:
+                self._stands += incoming.made
         self._changed.notify()
+        if closed:
+            for connection in incoming.made:
+                connection._close()
 
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
         log.warning("meet on %s: %s: %s", self._acceptor.url, incoming.channel.address, error)
@@ -336,12 +342,13 @@ class _Meeting:
         """Drop what did not come to anything: without a word, where the peer's own call counts."""
         self._acceptor.close()
         with self._lock:
+            self._closed = True
             calls, stands = list(self._calls), list(self._stands)
             self._stands.clear()
         for call in calls:
-            if call is self._answering and not call.made:
+            if call is self._answering:
                 call.stop(StateError("this side gave up."))
-            elif call is not self._answering:
+            else:
                 call.channel.close()
         for connection in stands:
             connection._close()

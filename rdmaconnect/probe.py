@@ -117,8 +117,14 @@ class Prober:
             return all(sent.status is not None for sent in self._sent)
         if self._conversation.left is not None:
             raise self._conversation.failure("prove the data path")
+        if self._deadline.left_s <= 0 and self._only_slow():
+            self._be_patient()
         self._deadline.check("prove the data path", self._explain())
         return False
+
+    def _only_slow(self) -> bool:
+        """Whether the peer is known to be there, over a type whose own failures tell of a broken path."""
+        return not self._conversation.handshake.lossy and self._conversation.alive and self._call.left_s > 0
 
     def _post(self) -> None:
         lossy = self._conversation.handshake.lossy

@@ -11,7 +11,6 @@ from .deadline import Deadline
 from .device import Port, open_device
 from .endpoint import PortAddress
 from .errors import (
-    ConnectTimeout,
     DeviceError,
     ModifyError,
     PeerMismatch,
@@ -19,14 +18,13 @@ from .errors import (
     RdmaConnectError,
     VerbsError,
 )
-from .exchange.url import loopback_of
 from .messages import Target
 from .path import Candidate, candidates, common_pkey
 from .prepare import Prepared
 from .terms import Terms
 from .trace import Trace
 
-__all__ = ["Ways"]
+__all__ = ["Ways", "say_more"]
 
 #: errors of a step to RTR that another pair of GIDs or ports may not have
 PATH_ERRNOS = {
@@ -37,8 +35,8 @@ PATH_ERRNOS = {
 class Ways:
     """Which way is tried now, and which others there are."""
 
-    def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace, host: str = "") -> None:
-        self.ports, self.terms, self.trace, self._host = ports, terms, trace, host
+    def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace) -> None:
+        self.ports, self.terms, self.trace = ports, terms, trace
         self.port, self.target = ports[0], None  # type: Port, Target | None
         self.gid: bytes | None = None
         self.theirs: Sequence[PortAddress] = ()
@@ -56,9 +54,7 @@ class Ways:
         if not left or deadline.left_s <= 0:
             told = [words for words in dict.fromkeys(self._told) if words != str(error)]
             if told:
-                _say_more(error, f"Tried before: {' '.join(told)}")
-            if isinstance(error, ConnectTimeout) and (local := loopback_of(self._host)):
-                _say_more(error, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
+                say_more(error, f"Tried before: {' '.join(told)}")
             raise error
         way = left[0]
         self._told.append(str(error))
@@ -112,7 +108,7 @@ class Ways:
         return tuple(f"rejected: {words}" for words in self._told)
 
 
-def _say_more(error: RdmaConnectError, words: str) -> None:
+def say_more(error: RdmaConnectError, words: str) -> None:
     """Add a sentence to an error's message."""
     text = f"{error} {words}"
     if isinstance(error, OSError):

@@ -1,19 +1,23 @@
-"""A pair of hosts: causes, matrix and words from values; the question and its answer over a real socket."""
+"""A pair of hosts: causes, matrix and words from values; the question and its answer on devices in software."""
 
 from __future__ import annotations
 
 import errno
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from samples import V1, gid, infiniband, port, roce
+from exchange_ends import channels, until
+from samples import V1, gid, infiniband, roce
+from software import Device as SoftDevice
+from software import Port as SoftPort
+from software import Software
 
-from rdmaconnect import reception
-from rdmaconnect.abi import QpType, WcStatus
+from rdmaconnect.abi import PortState, QpState, QpType, WcStatus
 from rdmaconnect.diagnose import Attempt, Host, Matrix, Verdict, pair, service, visit
 from rdmaconnect.diagnose.causes import Ground, explain
 from rdmaconnect.diagnose.host import Device, Trial
@@ -21,7 +25,7 @@ from rdmaconnect.diagnose.matrix import ends, order
 from rdmaconnect.diagnose.netlink import Route
 from rdmaconnect.diagnose.report import WIDTH, as_json, visit_lines
 from rdmaconnect.diagnose.service import Surgery
-from rdmaconnect.endpoint import MTU_BYTES, Options, PortAddress
+from rdmaconnect.endpoint import Options, PortAddress
 from rdmaconnect.errors import (
     CompletionError,
     ConnectTimeout,
@@ -35,7 +39,6 @@ from rdmaconnect.errors import (
 from rdmaconnect.listener import listen
 from rdmaconnect.path import Candidate, candidates
 from rdmaconnect.terms import make_terms
-from rdmaconnect.ways import Ways
 
 A, DEAD, FE80 = gid("10.0.0.1", gid_index=1), gid("10.77.0.1", gid_index=2), gid("fe80::1")
 HERE = roce(FE80, A, DEAD, device="rxe1")
@@ -205,169 +208,151 @@ def test_json_has_the_same() -> None:
     assert told["peer"]["findings"][0]["verdict"] == "ok"
 
 
-# ---- the question and its answer, without a device
+# ---- the question and its answer, on devices in software
+
+
+HOST = Host(name="there", core=False, kernel="6.1")
+
+
+class Clinic:
+    """A doctor's other side, and the device here that visits it."""
+
+    def __init__(self, software: Software, surgery: Surgery) -> None:
+        self.software, self.url, self._surgery = software, surgery.url, surgery
+        self._over, self.said, self.held = threading.Event(), list[str](), list[Any]()
+        self._thread = threading.Thread(target=self._wait)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.held.append(self._surgery.accept(deadline_s=0.05))
+            except ConnectTimeout as e:
+                self.said.append(str(e))
+
+    def visit(self, seconds: float = 20, tell: Any = None) -> pair.Visit:
+        return visit(self.url, Options(device="rxe1"), seconds, tell)
+
+    def outcomes(self, *numbers: int) -> None:
+        """What RTR comes to here at each way, in turn; 0 for success."""
+        for nth, number in enumerate(numbers, 1):
+            here = lambda call: call["qp"].context.device.name == "rxe1"  # noqa: E731
+            self.software.on("ibv_modify_qp", to=QpState.RTR, where=here, nth=nth, fail=number or None)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._surgery.close()
+        for connection in self.held:
+            connection.close()
 
 
 @contextmanager
-def surgery(monkeypatch: pytest.MonkeyPatch, *ports: PortAddress) -> Iterator[str]:
-    """The url of a doctor's other side, which has these ports."""
-
-    def rank(options: Options, host: str | None = None) -> list[PortAddress]:
-        if not ports:
-            raise DeviceError("find an ACTIVE RDMA port: there is none.")
-        return list(ports)
-
-    monkeypatch.setattr(reception, "rank_ports", rank)
-    monkeypatch.setattr(Surgery, "_offers", lambda self, found: tuple(found))
-    monkeypatch.setattr(service, "gather", lambda options: Host(name="there", core=False, kernel="6.1"))
-    terms = make_terms("RC", {}, None, b"", listens=True, secret=None, key=None, peer_key=None)
-    clinic, over = Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False), threading.Event()
-    said: list[str] = []
-
-    def wait() -> None:
-        while not over.is_set():
-            try:
-                clinic.accept(deadline_s=0.05)
-            except ConnectTimeout as e:
-                said.append(str(e))
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    try:
-        yield clinic.url
-    finally:
-        over.set()
-        thread.join()
-        clinic.close()
-    assert [words for words in said if "Failed with" in words] == []  # a question is no failure
+def surgery(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
+    """A doctor's other side on a device with these GIDs; without one the device has no port that can be used."""
+    here = [str(entry.gid.address) for entry in HERE.gids]
+    ports = [SoftPort(gids=list(gids_))] if gids_ else [SoftPort(state=PortState.DOWN)]
+    devices = [SoftDevice("rxe1", [SoftPort(gids=here)]), SoftDevice("rxe2", ports)]
+    with Software(devices) as software, pytest.MonkeyPatch.context() as patch:
+        if host is not None:  # what this machine really is
+            patch.setattr(service, "gather", lambda options: host)
+        terms = make_terms("RC", {"device": "rxe2"}, None, b"", listens=True, secret=None, key=None, peer_key=None)
+        clinic = Clinic(software, Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False))
+        try:
+            yield clinic
+        finally:
+            clinic.close()
+            until(lambda: channels() == 0 and not software.left())
+        assert software.problems() == []
 
 
-@pytest.fixture
-def local(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """This host has one port; what each way comes to is what stands here, in turn."""
-    outcomes: list[Any] = []
-
-    def one_way(front: Any, channel: Any, terms: Any, ways: Ways, count: int, *rest: Any) -> Iterator[Any]:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        outcome.channel = channel  # it is the connection's from here on
-        return [outcome]
-        yield
-
-    monkeypatch.setattr(pair, "ports_toward", lambda options, host: [port(*HERE.gids, name="rxe1")])
-    monkeypatch.setattr(Ways, "mine", lambda self: [HERE])
-    monkeypatch.setattr(pair, "one_way", one_way)
-    return outcomes
+THERE_GIDS = ("fe80::2", "10.0.0.2")
 
 
-class Connection:
-    """Stands for one that was made."""
+def test_a_visit_tries_every_way_and_tells_what_is_wrong_there() -> None:
+    seen: list[Attempt] = []
+    with surgery(*THERE_GIDS) as clinic:
+        clinic.outcomes(errno.ETIMEDOUT, 0, errno.ENETUNREACH)
+        came = clinic.visit(tell=seen.append)
+        assert came.ok
+        assert came.matrix is not None
+        assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "ok", "failed"]
+        assert list(came.matrix.attempts) == seen
+        assert came.matrix.chosen is seen[1]
+        assert seen[1].path_mtu == 1024
+        assert [f.words for f in came.findings[:2]] == [
+            "rdmaconnect doctor at there.",
+            "There: fail kernel: Linux 6.1: RDMA is not loaded. This kernel has no such module on disk.",
+        ]
+        assert came.findings[-1].verdict is Verdict.OK
+        until(lambda: clinic.held)
+        until(lambda: clinic.held[0].lost is not None)  # the doctor has left
 
-    def __init__(self) -> None:
-        from types import SimpleNamespace
 
-        self.path = SimpleNamespace(path_mtu=next(iter(MTU_BYTES)), max_rd_atomic=1)
-        self.remote: dict[str, Any] = {}
-        self.closed = False
-        self.channel: Any = None
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.channel.close()
-        self.closed = True
-
-
-def test_a_visit_tries_every_way_and_tells_what_is_wrong_there(
-    monkeypatch: pytest.MonkeyPatch, local: list[Any]
-) -> None:
-    made, seen = Connection(), list[Attempt]()
-    local += [step(errno.ETIMEDOUT), made, step(errno.ENETUNREACH)]
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20, seen.append)
-    assert came.ok
-    assert made.closed
+def test_of_the_ways_that_work_each_one_is_measured() -> None:
+    with surgery(*THERE_GIDS) as clinic:
+        came = clinic.visit()
     assert came.matrix is not None
-    assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "ok", "failed"]
-    assert list(came.matrix.attempts) == seen
-    assert came.matrix.chosen is seen[1]
-    assert seen[1].path_mtu == 256
-    assert [f.words for f in came.findings[:2]] == [
-        "rdmaconnect doctor at there.",
-        "There: fail kernel: Linux 6.1: RDMA is not loaded. This kernel has no such module on disk.",
-    ]
-    assert came.findings[-1].verdict is Verdict.OK
+    assert [attempt.state for attempt in came.matrix.attempts] == ["ok", "ok", "ok"]
+    assert came.matrix.chosen is came.matrix.attempts[0]
 
 
-def test_where_no_way_works_the_visit_fails_with_the_causes(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    local += [CompletionError(WcStatus.RETRY_EXC_ERR)] * 3
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20)
+def test_where_no_way_works_the_visit_fails_with_the_causes() -> None:
+    with surgery(*THERE_GIDS) as clinic:
+        clinic.software.network.ack_timeout_s = 0.2
+        clinic.software.network.lose(lambda message: True)
+        came = clinic.visit()
     assert not came.ok
     assert came.findings[-1].words == "No pair of ports could be connected."
     assert all("4791" in line for line in [came.matrix.attempts[0].cause, came.matrix.attempts[0].fix])  # type: ignore[union-attr]
 
 
-def test_ways_for_which_no_time_is_left_are_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    from rdmaconnect import deadline
-
-    real = deadline.time.monotonic
-    late = [0.0]
-
-    def slow(attempt: Attempt) -> None:
-        late[0] = 1000.0
-
-    monkeypatch.setattr(deadline, "time", type("clock", (), {"monotonic": staticmethod(lambda: real() + late[0])}))
-    local += [step(errno.ETIMEDOUT)]
-    with surgery(monkeypatch, THERE) as url:
-        came = visit(url, Options(), 20, slow)
+def test_ways_for_which_no_time_is_left_are_told() -> None:
+    with surgery(*THERE_GIDS) as clinic:
+        clinic.outcomes(errno.ETIMEDOUT)
+        came = clinic.visit(1.0, lambda attempt: time.sleep(1.1))
     assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "untried", "untried"]  # type: ignore[union-attr]
     assert came.findings[-1].words.endswith("2 pairs were left untried: the deadline passed.")
     assert came.findings[-1].fix == "give it more time: --deadline"
 
 
-def test_another_host_without_a_port_is_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    with surgery(monkeypatch) as url:
-        came = visit(url, Options(), 20)
+def test_another_host_without_a_port_is_told() -> None:
+    with surgery() as clinic:
+        came = clinic.visit()
     assert not came.ok
     assert came.findings[-1].words == "The other host has no port that can be used."
     assert "RDMA is not loaded" in came.findings[1].words
 
 
-def test_gids_that_never_go_together_are_told(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
-    with surgery(monkeypatch, roce(gid("10.0.0.2", V1))) as url:
-        came = visit(url, Options(), 20)
+def test_gids_that_never_go_together_are_told() -> None:
+    with surgery(("10.0.0.2", V1)) as clinic:
+        came = clinic.visit()
+        time.sleep(0.1)
+        assert clinic.said
+        assert not any("Failed with" in words for words in clinic.said), "a question is no failure"
     assert came.findings[-1].words.startswith("No GID here goes with one there")
     assert list(visit_lines(came))[-1] == "No connection can be made."
 
 
-def test_a_listener_that_is_no_doctor_is_left_alone(monkeypatch: pytest.MonkeyPatch, local: list[Any]) -> None:
+def test_a_listener_that_is_no_doctor_is_left_alone() -> None:
     """An application must not be handed a doctor's connections."""
-    from rdmaconnect import listener
-
-    monkeypatch.setattr(listener, "rank_ports", lambda options: [])
-    monkeypatch.setattr(reception, "rank_ports", lambda options, host: [port(*THERE.gids)])
-    monkeypatch.setattr(reception.Reception, "_offers", lambda self, found: (THERE,))
-    with listen("127.0.0.1:0") as service:
-
-        def wait() -> None:
+    devices = [SoftDevice("rxe1"), SoftDevice("rxe2", [SoftPort(gids=["127.0.0.2"])])]
+    with Software(devices) as software:
+        with listen("127.0.0.1:0", device="rxe2") as service_:
+            came = visit(service_.url, Options(device="rxe1"), 20)
             with pytest.raises(ConnectTimeout, match="Failed with"):
-                service.accept(deadline_s=1)
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        came = visit(service.url, Options(), 20)
-        thread.join()
-    (finding,) = came.findings
-    assert "but not `rdmaconnect doctor --serve`" in finding.words
-    assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
+                service_.accept(deadline_s=0.1)
+        (finding,) = came.findings
+        assert "but not `rdmaconnect doctor --serve`" in finding.words
+        assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
+        until(lambda: channels() == 0 and not software.left())
+        assert software.problems() == []
 
 
-def test_where_nothing_listens_the_next_step_is_told(local: list[Any]) -> None:
-    (finding,) = visit("127.0.0.1:1", Options(), 0.3).findings
-    assert "nothing listens there, or a firewall drops the packets" in finding.words
+def test_where_nothing_listens_the_next_step_is_told() -> None:
+    with Software():
+        (finding,) = visit("127.0.0.1:1", Options(), 0.3).findings
+    assert "nothing listens on that port, or a firewall rejects it" in finding.words
     assert "rdmaconnect doctor --serve -p 1" in finding.fix
     assert "tcp dport 1 accept" in finding.fix
 
@@ -377,15 +362,14 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports() -> None:
     assert (finding.name, finding.verdict) == ("name", Verdict.FAIL)
     with pytest.raises(ValueError, match="the peer is"):
         visit("a b", Options(), 5)
+    with Software([SoftDevice("rxe1", [SoftPort(state=PortState.DOWN)])]):
+        (finding,) = visit("127.0.0.1:1", Options(), 5).findings
+    assert finding.words.startswith("No port of this host can be used: ")
 
 
-def test_a_report_to_the_other_host_fits_into_a_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_to_the_other_host_fits_into_a_reject() -> None:
     devices = tuple(Device(f"rxe{i}", trials={1: Trial("It is broken. " * 20)}) for i in range(20))
-    monkeypatch.setattr(service, "gather", lambda options: Host(devices=devices))
-    with surgery(monkeypatch) as url:
-        monkeypatch.setattr(service, "gather", lambda options: Host(devices=devices))
-        monkeypatch.setattr(pair, "ports_toward", lambda options, host: [port(*HERE.gids, name="rxe1")])
-        monkeypatch.setattr(Ways, "mine", lambda self: [HERE])
-        came = visit(url, Options(), 20)
+    with surgery(*THERE_GIDS, host=Host(devices=devices)) as clinic:
+        came = clinic.visit()
     assert len(came.findings) > 3
     assert sum(len(f.words) for f in came.findings) < 2600

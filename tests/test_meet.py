@@ -1,49 +1,82 @@
-"""Both sides call each other: one connection, whatever the order. Without a device and without sockets."""
+"""Both sides call each other: one connection, whatever the order. On a device in software, over real ZeroMQ."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import random
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import FakeListener, Front, Host, Net, Teller, connect, install, joined, meet, tell, terms
+from exchange_ends import PATIENCE_S, End, Heard, channels, free_port, until
 from hypothesis import given
-from samples import IDS, gid, port
+from samples import IDS
+from software import Software
+from tap import Tap, tapped
 
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.errors import ConnectTimeout, ModifyError, PeerRejected
+import rdmaconnect
+from rdmaconnect.abi import QpState
+from rdmaconnect.errors import ConnectTimeout, PeerRejected, RdmaConnectError, StateError
+from rdmaconnect.exchange.channel import Channel
 from rdmaconnect.handshake import Role, State, counts
 from rdmaconnect.messages import Hello, Ready, Reject, Reply
+from rdmaconnect.wire import decode, encode
 
-URLS = ("127.0.0.1:1001", "127.0.0.1:1002")
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(software: Software) -> Iterator[None]:
+    yield
+    until(lambda: channels() == 0 and not software.left())
 
 
 class Sides:
-    """Two processes that meet; both see the same ports."""
+    """Two that meet, each at a port of its own."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.net, self.host = Net(), Host(port(gid("10.0.0.1")))
-        install(patch, lambda: self.net, self.host, self.host)
-        self.made: dict[int, list[Front]] = {}
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self.threads = threads
+        self.ports = free_port(), free_port()
 
-    def start(self, which: int, deadline_s: float | None = None, **options: Any) -> Teller:
-        made = self.made.setdefault(which, [])
+    def start(self, which: int, deadline_s: float = PATIENCE_S, peer: str = "", **options: Any) -> Future[Any]:
+        local, other = (f"127.0.0.1:{self.ports[n]}" for n in (which, 1 - which))
+        given_ = {"probe": False, "deadline_s": deadline_s}
+        return self.threads.submit(rdmaconnect.meet, local, peer or other, **given_ | options)
 
-        def front(*args: Any) -> Front:
-            made.append(Front(*args))
-            return made[-1]
-
-        local, peer = URLS[which], URLS[1 - which]
-        return Teller(meet._story(front, local, peer, terms(**options), terms(**options), deadline_s))  # type: ignore[type-var]
-
-    def fresh(self, seed: int) -> None:
-        self.net = Net(seed)
-        self.host.prepared.clear()
-        self.made.clear()
+    def meet(self, delay_s: float = 0.0, first: int = 0, **options: Any) -> list[Any]:
+        """Both, one some time after the other; their ends."""
+        made: dict[int, Future[Any]] = {first: self.start(first, **options)}
+        time.sleep(delay_s)
+        made[1 - first] = self.start(1 - first, **options)
+        return [made[which].result(PATIENCE_S + 1) for which in (0, 1)]
 
 
 @pytest.fixture
-def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
-    return Sides(monkeypatch)
+def sides() -> Iterator[Sides]:
+    with ThreadPoolExecutor(6) as threads:
+        yield Sides(threads)
+
+
+def check(ends: list[Any]) -> None:
+    """Two ends of one connection."""
+    a, b = (end._conversation.handshake for end in ends)
+    assert a.state is b.state is State.JOINED
+    assert a.id == b.id
+    assert {a.role, b.role} == set(Role)
+    for mine, theirs in (ends, ends[::-1]):
+        assert mine.path.dest_qp_num == theirs.local.qp_num
+        assert mine.path.rq_psn == theirs.local.psn
+        mine.send(b"hello")
+        assert theirs.recv() == b"hello"
+
+
+def close(ends: list[Any]) -> None:
+    for end in ends:
+        end.close()
 
 
 @given(IDS, IDS)
@@ -53,136 +86,227 @@ def test_of_two_calls_at_most_one_counts(a: bytes, b: bytes) -> None:
     assert counts(min(a, b), max(a, b)) or a == b
 
 
-def test_a_thousand_pairs_in_any_order_are_a_thousand_connections(sides: Sides) -> None:
-    callers = {0: 0, 1: 0}
-    for seed in range(1000):
-        sides.fresh(seed)
-        first = sides.net.chance.randrange(2)
-        tellers = {first: sides.start(first), 1 - first: sides.start(1 - first)}
-        # one may have begun long before the other
-        for _ in range(sides.net.chance.choice([0, 0, 1, 5, 40])):
-            tellers[first].step()
-            sides.net.carry()
-        tell(sides.net, *tellers.values())
-        assert [teller.error for teller in tellers.values()] == [None, None], seed
-        fronts = [tellers[which].value for which in (0, 1)]
-        assert [len(made) for made in sides.made.values()] == [1, 1], f"{seed}: more than one connection"
-        a, b = map(joined, fronts)
-        assert a.state is b.state is State.JOINED
-        assert a.id == b.id
-        assert {a.role, b.role} == set(Role)
-        callers[0 if a.role is Role.CONNECTOR else 1] += 1
-        for mine, theirs in (fronts, fronts[::-1]):
-            assert mine._lane.state == "RTS"
-            assert mine.path.dest_qp_num == theirs._lane.endpoint.qp_num
-            assert mine.path.rq_psn == theirs._lane.endpoint.psn == theirs.path.sq_psn
-        assert len(sides.net.of(Reply)) == len(sides.net.of(Ready)) == 1
-        assert not sides.net.of(Reject)
-        for front in fronts:
-            front._close()
-        assert sides.host.all_freed()
-        assert all(channel.closed for channel in sides.net.channels)
-        assert all(service.closed for service in sides.net.services.values())
-    assert min(callers.values()) > 300, "the rule prefers one side"
+@pytest.mark.parametrize("probe", [False, True])
+def test_many_pairs_in_any_order_are_as_many_connections(sides: Sides, software: Software, probe: bool) -> None:
+    chance, callers = random.Random(7), {0: 0, 1: 0}
+    for _ in range(30):
+        made = software.made["qp"]
+        ends = sides.meet(chance.choice([0, 0, 0.001, 0.005, 0.03]), chance.randrange(2), probe=probe)
+        check(ends)
+        assert software.made["qp"] == made + 2
+        callers[0 if ends[0]._conversation.handshake.role is Role.CONNECTOR else 1] += 1
+        close(ends)
+        until(lambda: channels() == 0)
+    assert min(callers.values()) > 3, "the rule prefers one side"
+
+
+@pytest.mark.parametrize("qp_type", ["UC", "UD"])
+def test_the_other_types_meet_too(sides: Sides, qp_type: str) -> None:
+    ends = sides.meet(qp_type=qp_type, probe=True)
+    check(ends)
+    close(ends)
+
+
+@contextmanager
+def taps(sides: Sides) -> Iterator[tuple[Tap, Tap]]:
+    """What each side says to the other; a side calls the other's tap."""
+    with tapped(f"tcp://127.0.0.1:{sides.ports[0]}") as one, tapped(f"tcp://127.0.0.1:{sides.ports[1]}") as two:
+        yield one, two
 
 
 def test_the_connection_is_the_one_of_the_smaller_id(sides: Sides) -> None:
-    for seed in range(50):
-        sides.fresh(seed)
-        tellers = [sides.start(which) for which in (0, 1)]
-        tell(sides.net, *tellers)
-        ids = [hello.id for hello in sides.net.of(Hello)]
-        # who started so late that the other's call had come before its own has said two hellos all the same
-        assert len(ids) == 2
-        assert {joined(teller.value).id for teller in tellers} == {min(ids)}
-        assert all(hello.meet for hello in sides.net.of(Hello))
+    with taps(sides) as (to_first, to_second):
+        for number in range(10):
+            futures = [sides.start(0, peer=to_second.url), sides.start(1, peer=to_first.url)]
+            ends = [future.result(PATIENCE_S) for future in futures]
+            check(ends)
+            for tap in (to_first, to_second):
+                assert all(hello.meet for hello in tap.of(Hello))  # type: ignore[attr-defined]
+            ids = [tap.of(Hello)[-1].id for tap in (to_first, to_second) if len(tap.of(Hello)) > number]
+            if len(ids) == 2:
+                assert ends[0]._conversation.id == min(ids)
+            close(ends)
+            until(lambda: channels() == 0)
+        said = to_first.said + to_second.said
+        for kind in (Reply, Ready):
+            assert sum(type(message) is kind for message, _ in said) == 10, kind
 
 
-def test_alone_it_waits_until_its_deadline(sides: Sides) -> None:
-    teller = sides.start(0, 30)
-    tell(sides.net, teller)
-    assert isinstance(teller.error, ConnectTimeout)
-    assert "meet the peer at tcp://127.0.0.1:1002" in str(teller.error)
-    assert sides.host.all_freed()
+def test_what_each_says_reaches_the_other(sides: Sides) -> None:
+    ring = bytearray(64)
+    futures = [sides.start(0, private_data=b"zero", regions={"ring": ring}), sides.start(1, private_data=b"one")]
+    ends = [future.result(PATIENCE_S) for future in futures]
+    assert [end.private_data for end in ends] == [b"one", b"zero"]
+    ends[1].write(b"from one", "ring")
+    assert ring.startswith(b"from one")
+    assert all(end.connect_s > 0 for end in ends)
+    close(ends)
 
 
-def test_whoever_answers_and_fails_calls_anew(sides: Sides) -> None:
-    """RTR fails once on the side that is called; the caller is told, its meet fails, and a new one succeeds."""
-    failed = []
+def test_alone_it_waits_until_its_deadline(sides: Sides, software: Software) -> None:
+    before = time.monotonic()
+    with pytest.raises(ConnectTimeout) as caught:
+        sides.start(0, 0.4).result(PATIENCE_S)
+    assert time.monotonic() - before < 0.8
+    assert f"meet the peer at tcp://127.0.0.1:{sides.ports[1]}" in str(caught.value)
+    assert "nothing listens on that port" in str(caught.value)
+    again = sides.meet()  # the port is free at once
+    check(again)
+    close(again)
 
-    def fail_once(path: Any) -> None:
-        if not failed:
-            failed.append(path)
-            raise ModifyError(110, "move QP INIT->RTR", qp_num=1, frm=1, to=2, mask=0)
 
-    for seed in range(30):
-        sides.fresh(seed)
-        failed.clear()
-        sides.host.to_rtr = fail_once
-        tellers = [sides.start(which) for which in (0, 1)]
-        while not any(teller.done for teller in tellers):
-            sides.net.chance.choice([tellers[0].step, tellers[1].step, sides.net.carry])()
-        (lost,) = (which for which in (0, 1) if tellers[which].done)
-        assert isinstance(tellers[lost].error, PeerRejected)
-        assert "move QP INIT->RTR" in str(tellers[lost].error)
-        url = f"tcp://{URLS[lost]}"
-        del sides.net.services[url]
-        sides.net.reconnect(url)
+def test_a_local_address_that_is_taken_is_an_error_at_once(sides: Sides) -> None:
+    with socket.create_server(("127.0.0.1", sides.ports[0])), pytest.raises(OSError, match="Address already in use"):
+        sides.start(0).result(PATIENCE_S)
+
+
+def test_whoever_answers_and_fails_calls_anew(sides: Sides, software: Software) -> None:
+    """RTR fails once on the side that is called: the caller is told, its meet fails, and a new one succeeds."""
+    for _ in range(5):
+        hook = software.on("ibv_modify_qp", to=QpState.RTR, fail=errno.ETIMEDOUT, times=1)
+        futures = {which: sides.start(which) for which in (0, 1)}
+        until(lambda futures=futures: any(future.done() for future in futures.values()))  # type: ignore[misc]
+        (lost,) = [which for which, future in futures.items() if future.done()]
+        error = futures[lost].exception()
+        assert isinstance(error, PeerRejected)
+        assert "INIT->RTR" in str(error)
+        assert hook.seen == 1
         again = sides.start(lost)
-        tell(sides.net, again, tellers[1 - lost])
-        assert again.error is tellers[1 - lost].error is None, seed
-        assert joined(again.value).id == joined(tellers[1 - lost].value).id
-        for teller in (again, tellers[1 - lost]):
-            teller.value._close()
-        assert sides.host.all_freed()
+        ends = [again.result(PATIENCE_S), futures[1 - lost].result(PATIENCE_S)]
+        check(ends)
+        close(ends)
+        until(lambda: channels() == 0)
 
 
-def test_a_side_that_is_killed_and_started_again_meets_all_the_same(sides: Sides) -> None:
-    again_met = 0
-    for seed in range(150):
-        sides.fresh(seed)
-        first, lasting = sides.start(0), sides.start(1)
-        for _ in range(sides.net.chance.randrange(3, 20)):
-            sides.net.chance.choice([first.step, lasting.step, sides.net.carry])()
-            if first.done or lasting.done:
-                break
-        else:
-            before = {hello.id for hello in sides.net.of(Hello)}
-            sides.net.kill(f"tcp://{URLS[0]}", f"tcp://{URLS[1]}")
-            first.story.close()
-            again = sides.start(0, 60)
-            tell(sides.net, again, lasting)
-            if lasting.error is not None or joined(lasting.value).id in before:
-                # the one that lasted had the reply of the dead one already: only a probe could tell
-                assert lasting.error is not None or joined(lasting.value).role is Role.CONNECTOR
-                continue
-            assert again.error is None, seed
-            assert joined(again.value).id == joined(lasting.value).id
-            again_met += 1
-    assert again_met > 50
+def test_a_side_that_goes_before_they_stood_and_comes_again_meets_all_the_same(sides: Sides) -> None:
+    chance = random.Random(3)
+    for _ in range(6):
+        lasting = sides.start(1)
+        with pytest.raises(ConnectTimeout):
+            # nobody is at the port that it calls
+            sides.start(0, chance.choice([0.05, 0.15, 0.25]), peer=f"127.0.0.1:{free_port()}").result(PATIENCE_S)
+        ends = [sides.start(0).result(PATIENCE_S), lasting.result(PATIENCE_S)]
+        check(ends)
+        close(ends)
+        until(lambda: channels() == 0)
 
 
 def test_who_connects_to_one_that_meets_is_turned_away_in_words(sides: Sides) -> None:
     meeting = sides.start(0)
-    story = connect.connect_story(Front, URLS[0], terms(), 1, Deadline(None, ConnectTimeout))
-    connecting = Teller(story)
-    while not connecting.done:
-        sides.net.chance.choice([meeting.step, connecting.step, sides.net.carry])()
-    assert isinstance(connecting.error, PeerRejected)
-    assert "this side meets one peer, it does not listen: call meet()." in str(connecting.error)
-    assert not meeting.done
-    other = sides.start(1)
-    tell(sides.net, meeting, other)
-    assert meeting.error is other.error is None
+    with pytest.raises(PeerRejected, match=r"this side meets one peer, it does not listen: call meet\(\)\."):
+        rdmaconnect.connect(f"127.0.0.1:{sides.ports[0]}", probe=False, deadline_s=PATIENCE_S)
+    assert not meeting.done()
+    ends = [meeting.result(PATIENCE_S) for meeting in (meeting, sides.start(1))]
+    check(ends)
+    close(ends)
 
 
 def test_who_meets_one_that_listens_is_turned_away_in_words(sides: Sides) -> None:
-    listening = FakeListener(f"tcp://{URLS[1]}", terms(), [terms().qp_type], share_ud=False)
-    accepting = Teller(listening._accept(None, tolerant=False))
+    with rdmaconnect.listen(f"127.0.0.1:{sides.ports[1]}", probe=False) as listening:
+        with pytest.raises(PeerRejected, match=r"this side listens, it does not meet\(\): call connect\(\)\."):
+            sides.start(0).result(PATIENCE_S)
+        with pytest.raises(StateError, match=r"this side listens, it does not meet\(\): call connect\(\)\."):
+            listening.accept(deadline_s=PATIENCE_S, tolerant=False)
+
+
+def hello_of(sides: Sides) -> Hello:
+    """What one that meets says."""
+    with tapped(f"tcp://127.0.0.1:{sides.ports[1]}") as tap:
+        futures = [sides.start(0, peer=tap.url), sides.start(1)]
+        close([future.result(PATIENCE_S) for future in futures])
+        until(lambda: channels() == 0)
+        hellos = tap.of(Hello)
+    if not hellos:
+        return hello_of(sides)
+    assert isinstance(hellos[0], Hello)
+    return hellos[0]
+
+
+def stranger_at(address: str, port: int) -> End:
+    tcp = socket.socket()
+    tcp.bind((address, 0))
+    tcp.connect(("127.0.0.1", port))
+    tcp.setblocking(False)
+    heard = Heard()
+    return End(Channel(tcp, heard, 1 << 19), heard)
+
+
+@pytest.mark.parametrize("ident", [b"\x01" * 16, b"\xff" * 16], ids=["the smaller id", "the larger id"])
+def test_it_takes_only_the_peer_that_it_was_told(sides: Sides, ident: bytes) -> None:
+    hello = hello_of(sides)
     meeting = sides.start(0)
-    tell(sides.net, meeting, accepting)
-    assert isinstance(meeting.error, PeerRejected)
-    assert "this side listens, it does not meet(): call connect()." in str(meeting.error)
-    assert str(accepting.error) == "this side listens, it does not meet(): call connect()."
-    listening._close()
-    assert sides.host.all_freed()
+    time.sleep(0.1)
+    stranger = stranger_at("127.0.0.2", sides.ports[0])
+    stranger.send(encode(replace(hello, id=ident)))
+    reject = decode(stranger.heard.next())
+    assert isinstance(reject, Reject)
+    assert reject.why == "this side meets the peer at 127.0.0.1, and not 127.0.0.2."
+    stranger.channel.close()
+    assert not meeting.done()
+    ends = [future.result(PATIENCE_S) for future in (meeting, sides.start(1))]
+    check(ends)
+    close(ends)
+
+
+def test_a_refused_call_is_told_in_the_timeout(sides: Sides) -> None:
+    hello = hello_of(sides)
+    meeting = sides.start(0, 1.0)
+    time.sleep(0.2)
+    stranger = stranger_at("127.0.0.2", sides.ports[0])
+    stranger.send(encode(hello))
+    with pytest.raises(ConnectTimeout, match=r"A call of 127\.0\.0\.2 was refused: this side meets the peer at 127"):
+        meeting.result(PATIENCE_S)
+    stranger.channel.close()
+
+
+def test_bytes_that_are_no_message_end_their_own_connection_only(sides: Sides) -> None:
+    meeting = sides.start(0)
+    time.sleep(0.2)
+    stranger = stranger_at("127.0.0.1", sides.ports[0])
+    stranger.send(b"garbage")
+    stranger.heard.end()
+    ends = [future.result(PATIENCE_S) for future in (meeting, sides.start(1))]
+    check(ends)
+    close(ends)
+
+
+def test_under_one_secret_they_meet_and_with_another_not(sides: Sides) -> None:
+    secret = "a secret of one job, long enough"
+    ends = sides.meet(secret=secret)
+    check(ends)
+    close(ends)
+    until(lambda: channels() == 0)
+    futures = [sides.start(0, 3.0, secret=secret), sides.start(1, 3.0, secret=secret + "!")]
+    for future in futures:
+        with pytest.raises(RdmaConnectError):
+            future.result(PATIENCE_S)
+
+
+def test_for_asyncio_it_is_the_same(sides: Sides) -> None:
+    async def main() -> None:
+        here, there = (f"127.0.0.1:{port}" for port in sides.ports)
+        ends = await asyncio.gather(
+            rdmaconnect.ameet(here, there, deadline_s=PATIENCE_S), rdmaconnect.ameet(there, here, deadline_s=PATIENCE_S)
+        )
+        await ends[0].send(b"hello")
+        assert await ends[1].recv() == b"hello"
+        for end in ends:
+            await end.close()
+
+    asyncio.run(main())
+
+
+def test_cancelled_it_leaves_nothing_and_its_port_is_free(sides: Sides) -> None:
+    async def main() -> None:
+        here, there = (f"127.0.0.1:{port}" for port in sides.ports)
+        task = asyncio.create_task(rdmaconnect.ameet(here, there, deadline_s=None))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    until(lambda: channels() == 0)
+    ends = sides.meet()
+    check(ends)
+    close(ends)

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 from forgetting import collect_together, forget
-from software import Software
+from software import Software, connected
 
 import rdmaconnect
 from rdmaconnect import handle
 from rdmaconnect.abi import AccessFlags, ReregMrError
 from rdmaconnect.device import open_device
-from rdmaconnect.errors import LibraryError, VerbsError
+from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.errors import CompletionError, LibraryError, VerbsError
 from rdmaconnect.memory import MR, PD, Dmabuf
 
 LOCAL_WRITE = AccessFlags.LOCAL_WRITE
@@ -171,7 +172,7 @@ def test_a_region_left_open_at_the_end_of_the_process_is_deregistered_first(tmp_
     program.write_text(
         textwrap.dedent("""
         import mmap, os, sys
-        from software import Software
+        from software import Software, connected
         from rdmaconnect.device import open_device
         from rdmaconnect.memory import PD
 
@@ -193,6 +194,21 @@ def test_a_region_left_open_at_the_end_of_the_process_is_deregistered_first(tmp_
             [sys.executable, "-W", "ignore", program, how], env={"PYTHONPATH": paths}, capture_output=True, timeout=60
         )
         assert (done.stdout.decode(), done.stderr.decode()) == (out, "")
+
+
+def test_the_peer_does_not_write_to_what_is_in_the_place_of_a_forgotten_region(software: Software) -> None:
+    """It changed another object, through nothing but the public API."""
+    with connected() as (here, there):
+        forgotten = [there.register(bytearray(1 << 20))]
+        there.send(forgotten[0].region.to_bytes())
+        region = RemoteRegion.from_bytes(here.recv(deadline_s=5))
+        here.write(b"while it is there", region)
+        with pytest.warns(ResourceWarning, match="MR of 1048576 bytes was never closed"):
+            forget(forgotten)
+        others = [bytearray(1 << 20) for _ in range(4)]
+        with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+            here.write(b"x" * 100, region)
+        assert not any(any(other) for other in others)
 
 
 # ---- registered anew

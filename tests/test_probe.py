@@ -1,8 +1,9 @@
-"""The proof of the data path, between two ends whose packets are carried by hand."""
+"""The proof of the data path: between two ends whose packets are carried by hand, and on a device in software."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,16 +12,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rdmaconnect.talk import Wire
+from exchange_ends import until
 from samples import ID, end, gid, roce
+from software import Software
 from vectors import VALUES
 
+import rdmaconnect
 from rdmaconnect import deadline, probe
-from rdmaconnect.abi import Mtu, QpType, WcStatus
+from rdmaconnect.abi import Mtu, QpState, QpType, WcStatus
+from rdmaconnect.conversation import Conversation
 from rdmaconnect.deadline import Deadline
-from rdmaconnect.errors import CompletionError, ConnectTimeout, PeerClosed, PeerRejected, RemoteProtocolError
+from rdmaconnect.errors import (
+    CompletionError,
+    ConnectTimeout,
+    PeerClosed,
+    PeerRejected,
+    RdmaConnectError,
+    RemoteProtocolError,
+)
 from rdmaconnect.handshake import Handshake, Role
-from rdmaconnect.messages import Hello, Proof, Ready, Reject, Reply
+from rdmaconnect.messages import Hello, Joined, Proof, Ready, Reject, Reply
 from rdmaconnect.probe import Prober, contents
 
 Carry = Callable[[bytes], bytes | None]
@@ -45,20 +56,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Link:
-    """One end of a channel."""
+    """One end of a channel: what is sent is with the other's conversation at once."""
 
     def __init__(self) -> None:
-        self.other: Link
-        self.inbox: deque[bytes] = deque()
-
-    def filenos(self) -> list[int]:
-        return []
+        self.other: Conversation
 
     def send(self, frame: bytes) -> None:
-        self.other.inbox.append(frame)
-
-    def recv(self) -> bytes | None:
-        return self.inbox.popleft() if self.inbox else None
+        self.other.took(frame)
 
     def close(self) -> None:
         pass
@@ -67,8 +71,8 @@ class Link:
 class End:
     """What the prober knows of a connection; ``carry`` is the network from here to the other end."""
 
-    def __init__(self, wire: Wire, engine: Any, qp_type: QpType, recv_size: int, max_send: int) -> None:
-        self._wire, self._engine, self.max_send_size, self._to = wire, engine, max_send, None
+    def __init__(self, conversation: Conversation, engine: Any, qp_type: QpType, recv_size: int, max_send: int) -> None:
+        self._conversation, self._engine, self.max_send_size, self._to = conversation, engine, max_send, None
         self.local = self.peer = end(roce(gid("10.0.0.1")), qp_type=qp_type, recv_size=recv_size)
         self.path = SimpleNamespace(path_mtu=Mtu.MTU_256)
         self._lane = self
@@ -118,32 +122,41 @@ class Pair:
     """Connections made together, on two sides that have said hello, reply and ready."""
 
     def __init__(
-        self, qp_type: QpType = QpType.RC, count: int = 1, recv_size: int = 4096, max_send: int = 4096
+        self,
+        qp_type: QpType = QpType.RC,
+        count: int = 1,
+        recv_size: int = 4096,
+        max_send: int = 4096,
+        joined: bool = True,
+        deadline_s: float | None = None,
     ) -> None:
         hello, reply = VALUES["hello"], VALUES["reply"]
         assert isinstance(hello, Hello)
         assert isinstance(reply, Reply)
         many = tuple(end(qp_type=qp_type, qp_num=i + 1) for i in range(count))
         hello, reply = replace(hello, ends=many), replace(reply, ends=many)
-        ours, theirs = Handshake(Role.CONNECTOR, ID), Handshake(Role.LISTENER)
-        theirs.receive(ours.send(hello))
-        ours.receive(theirs.send(reply))
-        theirs.receive(ours.send(Ready(ID)))
-        links = Link(), Link()
-        links[0].other, links[1].other = links[1], links[0]
+        self.ours, self.theirs = Conversation(Handshake(Role.CONNECTOR, ID)), Conversation(Handshake(Role.LISTENER))
+        for conversation, other in ((self.ours, self.theirs), (self.theirs, self.ours)):
+            link = Link()
+            link.other = other
+            conversation.attach(link)  # type: ignore[arg-type]
+        self.ours.say(hello)
+        self.theirs.say(reply)
+        self.ours.say(Ready(ID))
+        if joined:
+            self.theirs.say(Joined(ID))
         self.sides: list[list[End]] = []
-        for link, made in zip(links, (ours, theirs), strict=True):
+        for conversation in (self.ours, self.theirs):
             engine = SimpleNamespace(
                 progress=lambda: None, arm=lambda: None, lock=threading.RLock(), mrs=[],
                 channel=SimpleNamespace(fileno=lambda: 9),
             )  # fmt: skip
-            wire = Wire(link, made)
-            self.sides.append([End(wire, engine, qp_type, recv_size, max_send) for _ in range(count)])
+            self.sides.append([End(conversation, engine, qp_type, recv_size, max_send) for _ in range(count)])
         for here, there in zip(*self.sides, strict=True):
             here.other, there.other = there, here
         self.probers = []
         for side in self.sides:
-            self.probers.append(Prober(side, Deadline(None)))  # type: ignore[arg-type]
+            self.probers.append(Prober(side, Deadline(deadline_s, ConnectTimeout)))  # type: ignore[arg-type]
             side[0]._engine.mrs.append(side[0].mr)
 
     def prove(self, clock: Clock) -> None:
@@ -196,7 +209,7 @@ def test_both_sides_prove_both_ways(clock: Clock, qp_type: QpType, count: int) -
         assert not side[0].mr.closed
         prober.close()
         assert side[0].mr.closed
-        assert side[0]._wire.handshake.proved
+        assert side[0]._conversation.handshake.proved
 
 
 @pytest.mark.parametrize(("recv_size", "max_send", "sizes"), [(1, 1, {1}), (16, 16, {16}), (100, 100, {16, 100})])
@@ -304,12 +317,12 @@ def test_a_peer_that_gives_up_is_told_with_its_reason(clock: Clock) -> None:
     pair = Pair(QpType.UC)
     pair.sides[0][0].carry = drop
     pair.probers[0].advance()
-    pair.sides[1][0]._wire.give_up(Reject(ID, "prove the data path", 0, "its reason"))
+    pair.sides[1][0]._conversation.give_up(Reject(ID, "prove the data path", 0, "its reason"))
     with pytest.raises(PeerRejected, match="the peer refused at prove the data path: its reason"):
         pair.probers[0].advance()
     pair = Pair(QpType.UC)
-    pair.sides[1][0]._wire.lend()
-    pair.sides[1][0]._wire.close()
+    pair.sides[1][0]._conversation.lend()
+    pair.sides[1][0]._conversation.close()
     with pytest.raises(PeerClosed, match="prove the data path: the peer closed the connection"):
         pair.probers[0].advance()
 
@@ -317,8 +330,172 @@ def test_a_peer_that_gives_up_is_told_with_its_reason(clock: Clock) -> None:
 def test_a_proof_alone_is_not_enough(clock: Clock) -> None:
     pair = Pair(QpType.UC)
     pair.sides[1][0].carry = drop
-    pair.sides[1][0]._wire.say(Proof(ID))
+    pair.sides[1][0]._conversation.say(Proof(ID))
     with suppress(ConnectTimeout):
         for _ in range(300):
             assert not pair.probers[0].advance()
             clock.now += 0.05
+
+
+# ---- a side that is slow is no fault of the path
+
+
+def test_a_peer_that_is_not_in_rts_yet_is_waited_for_as_long_as_the_call_waits(clock: Clock) -> None:
+    """Its listener is busy: 10 s without a probe mean nothing as long as it has not joined."""
+    pair = Pair(QpType.UC, joined=False, deadline_s=60)
+    pair.sides[0][0].carry = pair.sides[1][0].carry = drop
+    for _ in range(500):
+        assert not pair.probers[0].advance()
+        clock.now += 0.1
+    clock.now += 11
+    with pytest.raises(ConnectTimeout) as caught:
+        pair.probers[0].advance()
+    assert "The peer has replied and has not gone on since: it is busy, slow or stopped" in str(caught.value)
+    for blame in ("firewall", "path_mtu", "4791", "dropped"):
+        assert blame not in str(caught.value)
+
+
+def test_from_the_moment_that_it_joins_the_path_has_its_ten_seconds(clock: Clock) -> None:
+    pair = Pair(QpType.UC, joined=False, deadline_s=60)
+    pair.sides[0][0].carry = pair.sides[1][0].carry = drop
+    for _ in range(300):
+        assert not pair.probers[0].advance()
+        clock.now += 0.1
+    pair.theirs.say(Joined(ID))
+    for _ in range(100):
+        assert not pair.probers[0].advance()
+        clock.now += 0.1
+    clock.now += 1
+    with pytest.raises(ConnectTimeout, match="No probe arrived: a firewall between drops RoCE"):
+        pair.probers[0].advance()
+
+
+def test_the_path_never_has_more_time_than_the_call(clock: Clock) -> None:
+    pair = Pair(QpType.UC, deadline_s=3)
+    pair.sides[0][0].carry = pair.sides[1][0].carry = drop
+    assert not pair.probers[0].advance()
+    clock.now += 3.1
+    with pytest.raises(ConnectTimeout):
+        pair.probers[0].advance()
+
+
+def test_many_queue_pairs_have_more_time(clock: Clock) -> None:
+    pair = Pair(QpType.UC, count=50)
+    for side in pair.sides:
+        for made in side:
+            made.carry = drop
+    assert not pair.probers[0].advance()
+    clock.now += probe.PATIENCE_S + 49 * probe.PATIENCE_EACH_S
+    assert not pair.probers[0].advance()
+    clock.now += 2 * probe.PATIENCE_EACH_S
+    with pytest.raises(ConnectTimeout):
+        pair.probers[0].advance()
+
+
+def test_each_probe_that_comes_gives_the_path_its_time_anew(clock: Clock) -> None:
+    pair = Pair(QpType.UC, count=3)
+    for made in (*pair.sides[0], *pair.sides[1]):
+        made.carry = drop
+    for mine, theirs in zip(*pair.sides, strict=True):
+        assert [prober.advance() for prober in pair.probers] == [False, False]
+        clock.now += 8
+        mine.carry = theirs.carry = bytes
+        for prober in pair.probers:
+            prober.advance()
+    pair.prove(clock)
+
+
+# ---- the same on a device in software
+
+
+@pytest.fixture
+def real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this host, and less patience."""
+    for module in (deadline, probe):
+        monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.5)
+
+
+def connect_in_vain(software: Software, error: Any, qp_type: str = "RC", **options: Any) -> tuple[Any, str]:
+    """The connector's error, and what the listener says of it."""
+    software.network.ack_timeout_s = 0.3
+    with rdmaconnect.listen("127.0.0.1:0", path_mtu=256) as listener:
+        given = {"qp_type": qp_type, "path_mtu": 256, "deadline_s": 10}
+        with pytest.raises(error) as caught:
+            rdmaconnect.connect(listener.url, **given | options)
+        with pytest.raises(RdmaConnectError) as theirs:
+            listener.accept(deadline_s=5, tolerant=False)
+        until(lambda: not software.alive["qp"])
+    return caught.value, str(theirs.value)
+
+
+@pytest.mark.usefixtures("real_time")
+@TYPES
+def test_a_path_that_loses_everything_is_told_on_both_sides(software: Software, qp_type: QpType) -> None:
+    software.network.lose(lambda message: True)
+    error, theirs = connect_in_vain(software, (CompletionError, ConnectTimeout, PeerRejected), str(qp_type))
+    for words in (str(error), theirs):
+        assert "prove the data path" in words
+        assert "4791" in words
+
+
+@pytest.mark.usefixtures("real_time")
+@TYPES
+def test_a_path_that_loses_what_is_large_is_told(software: Software, qp_type: QpType) -> None:
+    software.network.lose(lambda message: message.length > 200)
+    error, theirs = connect_in_vain(software, (CompletionError, ConnectTimeout, PeerRejected), str(qp_type))
+    assert "give a smaller path_mtu" in str(error) + theirs
+    assert "16 bytes arrive" in str(error) + theirs
+
+
+@pytest.mark.usefixtures("real_time")
+@pytest.mark.parametrize("qp_type", ["UC", "UD"])
+def test_what_is_lost_now_and_then_is_sent_again(software: Software, qp_type: str) -> None:
+    count = [0]
+
+    def now_and_then(message: object) -> bool:
+        count[0] += 1
+        return count[0] <= 3
+
+    software.network.lose(now_and_then)
+    with (
+        rdmaconnect.listen("127.0.0.1:0") as listener,
+        rdmaconnect.connect(listener.url, qp_type=qp_type, deadline_s=10) as here,
+        listener.accept(deadline_s=10) as there,
+    ):
+        here.send(b"proven")
+        assert there.recv() == b"proven", "no probe is taken for a message"
+    assert count[0] > 3
+
+
+@pytest.mark.usefixtures("real_time")
+@TYPES
+def test_a_listener_that_is_slow_to_rts_is_waited_for_and_nothing_is_blamed(
+    software: Software, qp_type: QpType
+) -> None:
+    """Its connector is in RTS long before, and sends probes to a queue pair that is not ready to answer."""
+    first = []
+
+    def slow(call: Any) -> float:
+        first.append(call)
+        return 1.5 if len(first) == 2 else 0.0  # the connector goes first
+
+    software.on("ibv_modify_qp", to=QpState.RTS, delay=slow)
+    with (
+        rdmaconnect.listen("127.0.0.1:0") as listener,
+        rdmaconnect.connect(listener.url, qp_type=qp_type, deadline_s=10) as here,
+        listener.accept(deadline_s=10) as there,
+    ):
+        here.send(b"slow")
+        assert there.recv() == b"slow"
+    assert here.connect_s > 1.5
+
+
+@pytest.mark.usefixtures("real_time")
+def test_a_proof_under_way_does_not_need_that_anybody_accepts(software: Software) -> None:
+    with rdmaconnect.listen("127.0.0.1:0") as listener:
+        ends = [rdmaconnect.connect(listener.url, deadline_s=10) for _ in range(5)]
+        assert all(end.connect_s < 5 for end in ends)
+        others = [listener.accept(deadline_s=5) for _ in range(5)]
+        for end in (*ends, *others):
+            end.close()

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import Host, Net, install, tell
+from exchange_ends import until
 from hypothesis import given
 from hypothesis import strategies as st
-from test_connect import THERE, World, fails
-from test_meet import Sides
+from test_connect import ONE, World, world
+from test_meet import Sides, sides
 
+from rdmaconnect import deadline
 from rdmaconnect.deadline import Deadline
 from rdmaconnect.handshake import Role
 from rdmaconnect.trace import MAX_MARKS, Mark, Trace, shift
@@ -22,14 +23,7 @@ CALLER = ["port", "prepared", "hello", "reply", "path", "joined", "ready", "conn
 CALLED = ["hello", "port", "prepared", "path", "reply", "ready", "joined", "connected"]
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(monkeypatch)
-
-
-@pytest.fixture
-def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
-    return Sides(monkeypatch)
+__all__ = ["sides", "world"]  # fixtures of the tests that they are from
 
 
 def trace(role: Role = Role.CONNECTOR) -> tuple[Trace, Any]:
@@ -121,9 +115,9 @@ def test_without_a_message_in_common_nothing_is_shifted() -> None:
 
 
 def test_connect_and_accept_see_the_doors_of_both(world: World) -> None:
-    connecting, accepting = world.both(count=3)
-    here, there = connecting.value[0]._wire.trace.marks(), accepting.value._wire.trace.marks()
-    assert connecting.value[0]._wire.trace is connecting.value[2]._wire.trace
+    ends, first = world.both(count=3)
+    here, there = ends[0].trace, first.trace
+    assert ends[0]._conversation.trace is ends[2]._conversation.trace
     assert doors(here, "local") == CALLER
     assert doors(there, "local") == CALLED
     # without a proof, what was known with the last message
@@ -133,41 +127,64 @@ def test_connect_and_accept_see_the_doors_of_both(world: World) -> None:
         assert [mark.at_s for mark in marks] == sorted(mark.at_s for mark in marks)
         assert all(mark.within_s == 0 and mark.words for mark in marks if mark.end == "local")
         assert all(0 < mark.within_s < 1 and not mark.words for mark in marks if mark.end == "peer")
-    assert next(mark.at_s for mark in there if mark.door == "hello" and mark.end == "local") == 0
+    assert 0 <= next(mark.at_s for mark in there if mark.door == "hello" and mark.end == "local") < 0.5
     hello = {mark.end: mark for mark in here if mark.door == "hello"}
     assert hello["local"].at_s <= hello["peer"].at_s + hello["peer"].within_s
+    for end in (world.listener.accept(deadline_s=5) for _ in range(2)):
+        end.close()
+
+
+def test_with_a_proof_both_tell_of_it(world: World) -> None:
+    here, there = world.both(probe=True)
+    for end in (here, there):
+        until(lambda end=end: "proof" in doors(end.trace, "peer"))  # type: ignore[misc]
+        assert [door for door in doors(end.trace, "local") if door.startswith("prov") or door == "proof"] == [
+            "proof", "proven",
+        ]  # fmt: skip
 
 
 def test_a_way_that_failed_is_in_the_trace(world: World) -> None:
-    world.there.to_rtr = fails(("10.0.0.2", "10.0.0.1"), number=errno.ETIMEDOUT)
-    connecting, accepting = world.both()
-    here = connecting.value[0]._wire.trace.marks()
+    world.refuse("there", ONE[::-1], number=errno.ETIMEDOUT)
+    end, other = world.both()
+    here = end.trace
     assert doors(here, "local").count("hello") == 2
     (again,) = [mark for mark in here if mark.door == "again"]
     assert "10.0.1.1" in again.words
     # the second hello began the listener's
     assert doors(here, "peer") == ["hello", "port", "prepared", "path", "reply"]
-    assert doors(accepting.value._wire.trace.marks(), "local") == CALLED
+    assert doors(other.trace, "local") == CALLED
     reply = {mark.end: mark.at_s for mark in here if mark.door == "reply"}
     asked = [mark.at_s for mark in here if mark.door == "hello" and mark.end == "local"]
     assert asked[-1] <= reply["peer"] <= reply["local"]
 
 
-def test_both_that_meet_see_both(sides: Sides) -> None:
-    tellers = [sides.start(0), sides.start(1)]
-    tell(sides.net, *tellers)
-    for teller in tellers:
-        marks = teller.value._wire.trace.marks()
+def test_both_that_meet_see_both(software: Any, sides: Sides) -> None:
+    ends = sides.meet()
+    for end in ends:
+        marks = end.trace
         assert {"hello", "reply", "path"} <= set(doors(marks, "local"))
         assert {"hello", "reply"} <= set(doors(marks, "peer"))
         assert doors(marks, "local")[-1] == "connected"
+    for end in ends:
+        end.close()
+    until(lambda: not software.left())
+
+
+def test_reconnect_begins_a_new_trace(world: World) -> None:
+    here, there = world.both()
+    before = here.trace
+    again = world.threads.submit(there.reconnect, deadline_s=10)
+    here.reconnect(deadline_s=10)
+    again.result(10)
+    assert here.trace != before
+    assert doors(here.trace, "local").count("hello") == 1
+    assert doors(there.trace, "local")[0] == "hello"
 
 
 def test_the_clock_is_the_callers_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, host = Net(), Host(THERE)
-    install(monkeypatch, lambda: net, host, host)
-    net.now = 5.0
+    clock = SimpleNamespace(now=5.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(deadline, "time", clock)
     made = Trace(Role.CONNECTOR, Deadline(None))
-    net.now = 7.5
+    clock.now = 7.5
     made.mark("port", "")
     assert made.marks()[0].at_s == 2.5

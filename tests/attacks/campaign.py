@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import statistics
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import rdmaconnect
@@ -54,12 +56,36 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> bool:
     return True
 
 
+def aside(function: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+    """Call something in a thread of its own; its result to come."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **named))
+        except BaseException as e:  # noqa: BLE001  it is for whoever asks for the result
+            future.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def pair(
+    listener: rdmaconnect.Listener, url: str = "", **options: Any
+) -> tuple[rdmaconnect.Connection, rdmaconnect.Connection]:
+    """A connection: the end that connected, and the one that was accepted."""
+    accepted = aside(listener.accept, deadline_s=10)
+    here = rdmaconnect.connect(url or listener.url, deadline_s=10, **options)
+    return here, accepted.result()
+
+
 class Campaign:
     """Counts of one campaign.
 
     Attributes:
         counts: what -> how often.
         foreign: exceptions that are none of the library's, each with where it came from first.
+        said: count of a failure -> the words of the first.
         late: calls that outlived their deadlines, in words.
         peak_mib: the most resident memory while it ran.
     """
@@ -68,10 +94,10 @@ class Campaign:
         self.name = name
         self.counts: Counter[str] = Counter()
         self.foreign: dict[str, str] = {}
+        self.said: dict[str, str] = {}
         self.late: list[str] = []
         self.notes: list[str] = []
         self._took: defaultdict[str, list[float]] = defaultdict(list)
-        self._machine: Machine | None = None
         self._lock = threading.Lock()
         self.began = time.monotonic()
         reset_peak()
@@ -107,6 +133,7 @@ class Campaign:
     def raised(self, what: str, error: BaseException) -> None:
         """An exception came out of a call."""
         self.count(f"{what}: {type(error).__name__}")
+        self.said.setdefault(f"{what}: {type(error).__name__}", str(error))
         if not isinstance(error, rdmaconnect.RdmaConnectError):
             words = f"{what}: {type(error).__name__}: {str(error)[:200]}"
             with self._lock:
@@ -117,16 +144,9 @@ class Campaign:
         with self._lock:
             self._took[what].append(seconds)
         if within_s is not None and seconds > within_s + LATE_S:
-            behind = self.machine.behind_s(time.monotonic() - seconds)
+            behind = machine().behind_s(time.monotonic() - seconds)
             if seconds > within_s + LATE_S + behind:
                 self.late.append(f"{what}: {seconds:.2f} s of {within_s:g} s (the machine: {behind:.2f} s)")
-
-    @property
-    def machine(self) -> Machine:
-        """Who knows how late the machine itself was."""
-        if self._machine is None:
-            self._machine = Machine()
-        return self._machine
 
     def median_ms(self, what: str) -> float:
         """Of the calls of that name."""
@@ -139,11 +159,6 @@ class Campaign:
     def note(self, words: str) -> None:
         """For the line."""
         self.notes.append(words)
-
-    def close(self) -> None:
-        """End what it started."""
-        if self._machine is not None:
-            self._machine.close()
 
     def line(self) -> str:
         """All of it, on one line."""
@@ -185,6 +200,18 @@ class Machine:
         self._process.wait()
 
 
+_machine: Machine | None = None
+
+
+def machine() -> Machine:
+    """The one of this process; it knows of what was since it was first asked for."""
+    global _machine
+    if _machine is None:
+        _machine = Machine()
+        atexit.register(_machine.close)
+    return _machine
+
+
 #: the lines of all campaigns
 LINES: list[str] = []
 
@@ -192,11 +219,11 @@ LINES: list[str] = []
 @contextlib.contextmanager
 def campaign(name: str) -> Iterator[Campaign]:
     """A campaign that ends with its line, and fails with what no campaign may see."""
+    machine()
     made = Campaign(name)
     try:
         yield made
     finally:
         LINES.append(made.line())
-        made.close()
     assert made.foreign == {}, "\n".join(made.foreign.values())
     assert made.late == []

@@ -160,7 +160,7 @@ def test_key_files(node1: Node, node2: Node, tmp_path: Path) -> None:
         there = node2.start(service.accept, deadline_s=8)
         with pytest.raises(AuthenticationError, match="does not know the key of this side"):
             node1.connect(service.url, key=stranger[1], peer_key=listener[0]).result(PATIENCE)
-        with pytest.raises(ConnectTimeout, match="nobody asked"):
+        with pytest.raises(ConnectTimeout, match="none asked"):
             there.result(PATIENCE)
 
 
@@ -168,7 +168,7 @@ def test_key_files(node1: Node, node2: Node, tmp_path: Path) -> None:
     ("mine", "theirs", "words"),
     [
         ({"secret": SECRET + "!"}, {"secret": SECRET}, "another key than this side expects, another secret, or none"),
-        ({}, {"secret": SECRET}, "the listener's exchange is protected, this side's is not"),
+        ({}, {"secret": SECRET}, "the listener's exchange is protected, this connector's is not"),
         ({"secret": SECRET}, {}, "protected, the listener's is not|another secret, or none"),
     ],
     ids=["wrong secret", "no key", "plain listener"],
@@ -180,7 +180,7 @@ def test_keys_that_do_not_fit(
         there = node2.start(listener.accept, deadline_s=10)
         with pytest.raises(AuthenticationError, match=words):
             node1.connect(listener.url, **mine).result(PATIENCE)
-        with pytest.raises(ConnectTimeout, match="nobody asked"):
+        with pytest.raises(ConnectTimeout, match="none asked"):
             there.result(PATIENCE)
 
 
