@@ -21,6 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHES = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 CACHE = Path(os.environ.get("RDMACONNECT_LAB_CACHE") or CACHES / "rdmaconnect-lab").absolute()
 SUITES = ("forky", "trixie", "bookworm")
+#: whose C headers are compared with: older than any kernel here, to see what old libraries have
+HEADER_SUITES = (*SUITES, "bullseye")
+#: compilers of the machines that the C headers are read for besides this one: tests/abi_header.py
+CROSS_PACKAGES = (
+    "gcc-aarch64-linux-gnu", "gcc-powerpc64le-linux-gnu", "gcc-riscv64-linux-gnu", "gcc-s390x-linux-gnu",
+    "libc6-dev-arm64-cross", "libc6-dev-ppc64el-cross", "libc6-dev-riscv64-cross", "libc6-dev-s390x-cross", "musl-dev",
+)  # fmt: skip
 PACKAGES = ("gcc", "ibverbs-providers", "ibverbs-utils", "iproute2", "kmod", "libc6-dev")
 QEMU_PACKAGES = ("busybox-static", "qemu-system-x86")
 #: of a Debian that is a container's, and has another Python
@@ -185,10 +192,14 @@ def kernel(suite: str) -> Path:
 
 
 def headers() -> Path:
-    """Return the folder with the C headers of several rdma-core versions, each as <major>/usr/include."""
+    """Return the folder with the C headers of several rdma-core versions, each as <major>/usr/include.
+
+    And install the compilers that they are read with.
+    """
     place, package = CACHE / "headers", "libibverbs-dev"
     with cache_locked():
-        for suite in SUITES:
+        install(*CROSS_PACKAGES)
+        for suite in HEADER_SUITES:
             if not (known := CACHE / f"headers-{suite}").exists():
                 apt = {"APT_CONFIG": archive(suite)}
                 major = re.findall(r"(?m)^Version: (\d+)", ask("apt-cache", "show", package, **apt))[0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import verbs
 from .abi import ibv_ah_attr, ibv_grh, ibv_wc
 from .buffers import hold
+from .completion_ex import CQEx
 from .device import Context
 from .endpoint import Gid
 from .handle import Owned
@@ -76,11 +78,14 @@ def path_back(context: Context, port_num: int, wc: Any, buffer: Any) -> AhAttr:
     Args:
         context: the device.
         port_num: the port that it came in on.
-        wc: its completion; ``wc_flags``, ``slid``, ``sl``, ``dlid_path_bits`` are read.
+        wc: its completion, whose ``wc_flags``, ``slid``, ``sl`` and ``dlid_path_bits`` are read: one of
+            :attr:`CQ.wcs`, or within a batch the :class:`CQEx` itself, made with ``SLID``, ``SL`` and
+            ``DLID_PATH_BITS``.
         buffer: what it was received into, at least its first 40 bytes.
 
     Raises:
         ValueError: fewer than 40 bytes.
+        StateError: the queue was made without one of these fields, or no completion of it is current.
         VerbsError: its source address is not reachable from any GID of the port, among others.
 
     Source: ibv_create_ah_from_wc(3), ``ibv_init_ah_from_wc``.
@@ -89,6 +94,10 @@ def path_back(context: Context, port_num: int, wc: Any, buffer: Any) -> AhAttr:
 
 
 def _wc(wc: Any) -> ibv_wc:
+    if isinstance(wc, CQEx):
+        return ibv_wc(
+            wc_flags=wc.read_wc_flags(), slid=wc.read_slid(), sl=wc.read_sl(), dlid_path_bits=wc.read_dlid_path_bits()
+        )
     return ibv_wc(wc_flags=wc.wc_flags, slid=wc.slid, sl=wc.sl, dlid_path_bits=wc.dlid_path_bits, src_qp=wc.src_qp)
 
 
@@ -118,7 +127,8 @@ class AddressHandle(Owned):
     """
 
     def __init__(self, pd: PD, attr: AhAttr) -> None:
-        self._own(pd, attr, verbs.ibv_create_ah(pd.pointer, ah_struct(attr)))
+        struct = ah_struct(attr)
+        self._own(pd, attr, lambda: verbs.ibv_create_ah(pd.pointer, struct))
 
     @classmethod
     def reply_to(cls, pd: PD, port_num: int, wc: Any, buffer: Any) -> AddressHandle:
@@ -127,14 +137,18 @@ class AddressHandle(Owned):
         Source: ibv_create_ah_from_wc(3).
         """
         attr = path_back(pd.context, port_num, wc, buffer)
-        handle = cls.__new__(cls)
-        handle._own(pd, attr, verbs.ibv_create_ah_from_wc(pd.pointer, _wc(wc), _grh(buffer), port_num))
+        handle, copy, grh = cls.__new__(cls), _wc(wc), _grh(buffer)
+        handle._own(pd, attr, lambda: verbs.ibv_create_ah_from_wc(pd.pointer, copy, grh, port_num))
         return handle
 
-    def _own(self, pd: PD, attr: AhAttr, pointer: Any) -> None:
-        where = f"GID {attr.dgid.hex()}" if attr.is_global else f"LID {attr.dlid:#x}"
-        super().__init__(pointer, f"address handle of {pd.context.name} to {where}", (pd,))
+    def _own(self, pd: PD, attr: AhAttr, make: Callable[[], Any]) -> None:
         self.pd, self.attr = pd, attr
+        where = f"GID {attr.dgid.hex()}" if attr.is_global else f"LID {attr.dlid:#x}"
+        super().__init__(make, f"address handle of {pd.context.name} to {where}", (pd,))
+
+    def _must_wait(self) -> bool:
+        # sends that name it may be on their way, and would fail: it is kept with the protection domain
+        return not any(parent._due for parent in self._parents)
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_destroy_ah(pointer)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -41,9 +42,10 @@ class Buffer:
 
     Attributes:
         owner, length, readonly, device: as given; ``owner`` is None after release.
+        pinned: whether a device knows the memory: then the collector does not release it, whoever has forgotten it.
     """
 
-    __slots__ = ("_addr", "_release", "_view", "device", "length", "owner", "readonly")
+    __slots__ = ("_addr", "_release", "_view", "device", "length", "owner", "pinned", "readonly")
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Buffer:
         device: str | None = None,
         release: Callable[[], object] | None = None,
     ) -> None:
-        self._release = release
+        self._release, self.pinned = release, False
         self._addr = memory if isinstance(memory, int) else None
         self._view = None if isinstance(memory, int) else memory
         self.owner, self.length, self.readonly, self.device = owner, length, readonly, device
@@ -98,7 +100,8 @@ class Buffer:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        if not self.pinned:
+            self.release()
 
 
 def hold(thing: Any) -> Buffer:
@@ -171,6 +174,8 @@ def _python(name: str, result: Any, *arguments: Any) -> Any:
 _export = _python("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
 _let_go = _python("PyBuffer_Release", None, ctypes.POINTER(_PyBuffer))
 _view_of = _python("PyMemoryView_FromMemory", ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+#: the fields' names in a buffer's format, PEP 3118
+_NAMES = re.compile(":[^:]*:")
 #: ``PyBUF_SIMPLE``; ``PyBUF_READ`` and ``PyBUF_WRITE``
 _SIMPLE, _READ, _WRITE = 0, 0x100, 0x200
 
@@ -184,19 +189,25 @@ def _exported(thing: Any) -> Buffer | None:
         return _unformatted(thing)  # NumPy has types that Python has no letter for
     if not view.c_contiguous:
         raise _scattered(thing, "Give a copy that is: bytes(...), or numpy.ascontiguousarray(...)")
-    if view.format == "O":
-        raise ValueError(f"use a {_name(thing)} as a buffer: it holds Python objects. Give numbers or bytes")
+    if "O" in _NAMES.sub("", view.format):
+        raise _of_objects(thing)
     return Buffer(thing, view, view.nbytes, view.readonly, release=view.release)
 
 
 def _unformatted(thing: Any) -> Buffer:
     """The same by asking for nothing but bytes."""
+    if getattr(getattr(thing, "dtype", None), "hasobject", False):
+        raise _of_objects(thing)
     view = _PyBuffer()
     try:
         _export(thing, ctypes.byref(view), _SIMPLE)
     except (BufferError, ValueError) as e:
         raise ValueError(f"use a {_name(thing)} as a buffer: {e}") from None
     return Buffer(thing, view.buf or 0, view.len, bool(view.readonly), release=lambda: _let_go(ctypes.byref(view)))
+
+
+def _of_objects(thing: Any) -> ValueError:
+    return ValueError(f"use a {_name(thing)} as a buffer: it holds Python objects. Give numbers or bytes")
 
 
 def _shared(thing: Any) -> Buffer | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from . import verbs
 from .abi import CqAttrMask, ibv_modify_cq_attr, ibv_wc
 from .device import Context
 from .errors import StateError, VerbsError
-from .handle import Owned
+from .fields import bits
+from .handle import Owned, exclusive
 from .waiting import Waitable
 
-__all__ = ["CQ", "CompChannel"]
+__all__ = ["CQ", "CompChannel", "apart_from"]
 
 #: completions taken by one poll
 BATCH = 32
@@ -36,13 +41,19 @@ class CompChannel(Waitable["list[CQ]"]):
     """
 
     def __init__(self, context: Context) -> None:
-        pointer = verbs.ibv_create_comp_channel(context.pointer)
-        super().__init__(pointer, f"completion channel of {context.name}", (context,), pointer.contents.fd)
         self.context = context
         self._cqs: dict[int, CQ] = {}
+        super().__init__(
+            lambda: verbs.ibv_create_comp_channel(context.pointer),
+            f"completion channel of {context.name}",
+            (context,),
+            lambda made: made.contents.fd,
+        )
 
     def drain(self) -> list[CQ]:
         """Take all events that have come, each counted on its queue for the acknowledgement. Never blocks.
+
+        Those of a queue that was made by other means are acknowledged at once, and not told of.
 
         Returns:
             The queues that they were for, each once, in the order of their first events.
@@ -50,36 +61,51 @@ class CompChannel(Waitable["list[CQ]"]):
         Raises:
             StateError: after close.
         """
-        found: dict[int, CQ] = {}
         with self._lock:
-            while pointer := verbs.ibv_get_cq_event(self.pointer):
-                address = ctypes.addressof(pointer.contents)
-                cq = self._cqs.get(address)
-                if cq is not None:
-                    cq._count_event()
-                    found[address] = cq
+            self.pointer  # noqa: B018
+            return self._take_all()
+
+    def _take_all(self) -> list[CQ]:
+        """Called with the lock held; also while it is being closed."""
+        found: dict[int, CQ] = {}
+        channel = self._pointer
+        while event := verbs.ibv_get_cq_event(channel):
+            pointer, _ = event
+            address = ctypes.addressof(pointer.contents)
+            cq = self._cqs.get(address)
+            if cq is not None:
+                cq._count_event(pointer)
+                found[address] = cq
+            else:  # of a queue that was made by other means: destroying it would wait for this for ever
+                verbs.ibv_ack_cq_events(pointer, 1)
         return list(found.values())
 
     _take = drain
 
     def _release(self, pointer: Any) -> None:
-        verbs.ibv_destroy_comp_channel(pointer)
+        try:
+            verbs.ibv_destroy_comp_channel(pointer)
+        except VerbsError:
+            if not self._gone:
+                raise
+            os.close(self._fd)  # C counts the queues of the lost device, which are never freed
 
 
 class CQ(Owned):
     """A completion queue.
 
-    Events taken from its channel are acknowledged by itself: many at a time, and the rest before it is
-    destroyed, which waits for that.
+    Any number of threads may poll it: each has :attr:`wcs` of its own. Events taken from its channel are
+    acknowledged by itself: many at a time, and the rest before it is destroyed, which waits for that.
 
     Args:
         context: the device.
         cqe: entries wanted, 1 to the device's ``max_cqe``.
         channel: where its events go, or None.
         comp_vector: which of the device's interrupt vectors signals them, below ``num_comp_vectors``.
+        cq_context: a number of the caller's, 64 bits, which comes with each event (``verbs.ibv_get_cq_event``).
 
     Attributes:
-        wcs: the :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills; valid until the next poll.
+        cq_context: as given.
         cqe: entries it really has.
         unacked: events taken and not acknowledged yet.
 
@@ -93,44 +119,89 @@ class CQ(Owned):
     #: events acknowledged together: each acknowledgement takes a mutex
     ACK_BATCH = 64
 
-    def __init__(self, context: Context, cqe: int, channel: CompChannel | None = None, *, comp_vector: int = 0) -> None:
+    def __init__(
+        self,
+        context: Context,
+        cqe: int,
+        channel: CompChannel | None = None,
+        *,
+        comp_vector: int = 0,
+        cq_context: int = 0,
+    ) -> None:
         check(context, cqe, channel, comp_vector)
-        events = channel.pointer if channel else None
-        pointer = verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector)
-        self._adopt(pointer, f"CQ of {context.name}", context, channel)
+        self.cq_context = bits("cq_context", cq_context, 64)
 
-    def _adopt(self, pointer: Any, name: str, context: Context, channel: CompChannel | None, *parents: Owned) -> None:
+        def make() -> Any:
+            events = channel.pointer if channel else None
+            return verbs.ibv_create_cq(context.pointer, cqe, events, comp_vector, cq_context)
+
+        self._adopt(make, f"CQ of {context.name}", context, channel)
+
+    def _adopt(
+        self, make: Callable[[], Any], name: str, context: Context, channel: CompChannel | None, *parents: Owned
+    ) -> None:
         """Become the owner of a ``struct ibv_cq *``."""
-        Owned.__init__(self, pointer, name, (context, *((channel,) if channel else ()), *parents))
         self.context, self.channel = context, channel
-        self._array = (ibv_wc * BATCH)()
-        self.wcs = [self._array[i] for i in range(BATCH)]
-        self._poll = verbs.op("ibv_poll_cq", pointer.contents.context)
+        self._mine = _Buffer()
         self._unacked = 0
-        if channel:
-            channel._cqs[ctypes.addressof(pointer.contents)] = self
+
+        def made() -> Any:
+            pointer = make()
+            self._poll = verbs.op("ibv_poll_cq", pointer.contents.context)
+            if channel:
+                channel._cqs[ctypes.addressof(pointer.contents)] = self
+            return pointer
+
+        Owned.__init__(self, made, name, (context, *((channel,) if channel else ()), *parents))
 
     @property
+    def wcs(self) -> list[Any]:
+        """The :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills for the calling thread, until its next poll."""
+        return self._mine.wcs
+
+    #: whether this thread is within a batch of it
+    in_batch = False
+
+    def apart(self, doing: str) -> AbstractContextManager[object]:
+        """To be held around what takes the provider's lock of this queue: to free or reset a queue pair, for example.
+
+        Args:
+            doing: that, in words.
+
+        Raises:
+            StateError: this thread is within a batch, and would wait for itself.
+        """
+        return nullcontext()
+
+    @property
+    @exclusive
     def cqe(self) -> int:
         """Entries it really has, at least as many as were asked for."""
         return int(self.pointer.contents.cqe)
 
     def poll(self) -> int:
-        """Take up to :data:`BATCH` completions into :attr:`wcs`.
+        """Take up to :data:`BATCH` completions into this thread's :attr:`wcs`.
 
         Returns:
             How many came.
 
         Raises:
+            StateError: after close.
             VerbsError: the queue is broken.
 
         Source: ibv_poll_cq(3).
         """
-        count: int = self._poll(self.pointer, BATCH, self._array)
+        array = self._mine.array
+        with self._lock:
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            count: int = self._poll(pointer, BATCH, array)
         if count < 0:
-            raise VerbsError("ibv_poll_cq", -count if count < -1 else errno.EIO, f"poll {self.name}")
+            raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
 
+    @exclusive
     def arm(self, solicited_only: bool = False) -> None:
         """Ask for an event at the next completion; poll once more after it.
 
@@ -147,6 +218,7 @@ class CQ(Owned):
             raise StateError(f"arm {self.name}: it was made without a completion channel.")
         verbs.ibv_req_notify_cq(self.pointer, solicited_only)
 
+    @exclusive
     def resize(self, cqe: int) -> None:
         """Change how many entries it has; what waits in it stays.
 
@@ -164,6 +236,7 @@ class CQ(Owned):
             raise ValueError(f"cqe is {cqe}: give 1 or more")
         verbs.ibv_resize_cq(self.pointer, cqe)
 
+    @exclusive
     def moderate(self, count: int, period_us: int) -> None:
         """Let one event stand for several completions.
 
@@ -203,7 +276,7 @@ class CQ(Owned):
 
         Source: ibv_get_cq_event(3), ``ibv_ack_cq_events``.
         """
-        pointer = self.pointer
+        self.pointer  # noqa: B018
         if self.channel is None:
             if count:
                 raise ValueError(f"acknowledge {count} events of {self.name}: it has no channel, so none can come")
@@ -212,26 +285,58 @@ class CQ(Owned):
             due = self._unacked if count is None else count
             if not 0 <= due <= self._unacked:
                 raise ValueError(f"acknowledge {due} events of {self.name}: {self._unacked} are due")
-            if due:
-                verbs.ibv_ack_cq_events(pointer, due)
-                self._unacked -= due
+            self._acknowledge(self.pointer, due)
 
-    def _count_event(self) -> None:
+    def _acknowledge(self, pointer: Any, count: int) -> None:
+        """Called with the channel's lock held, which is what keeps the queue from being destroyed meanwhile."""
+        if count:
+            verbs.ibv_ack_cq_events(pointer, count)
+            self._unacked -= count
+
+    def _count_event(self, pointer: Any) -> None:
         """One was taken; the caller holds the channel's lock."""
         self._unacked += 1
         if self._unacked >= self.ACK_BATCH:
-            self.ack_events()
+            self._acknowledge(pointer, self._unacked)
+
+    def _must_wait(self) -> bool:
+        return self.context.takes_event()
 
     def _release(self, pointer: Any) -> None:
-        if self.channel is None:
-            verbs.ibv_destroy_cq(pointer)
-            return
-        # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
-        with self.channel._lock:
-            self.channel.drain()
-            self.ack_events()
-            verbs.ibv_destroy_cq(pointer)
-            self.channel._cqs.pop(ctypes.addressof(pointer.contents), None)
+        with self.context.destroying():
+            if self.channel is None:
+                verbs.ibv_destroy_cq(pointer)
+                return
+            # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
+            with self.channel._lock:
+                with contextlib.suppress(
+                    VerbsError
+                ):  # of a device that is gone none can be read, and none is waited for
+                    self.channel._take_all()
+                self._acknowledge(pointer, self._unacked)
+                verbs.ibv_destroy_cq(pointer)
+
+    def _freed(self, pointer: Any) -> None:
+        address = ctypes.addressof(pointer.contents)  # the next queue may have it by now
+        if self.channel is not None and self.channel._cqs.get(address) is self:
+            del self.channel._cqs[address]
+
+
+@contextmanager
+def apart_from(queues: Iterable[CQ | None], doing: str) -> Iterator[None]:
+    """:meth:`CQ.apart` of several, each once, and in one order whoever asks."""
+    with ExitStack() as stack:
+        for cq in sorted({cq for cq in queues if cq is not None}, key=id):
+            stack.enter_context(cq.apart(doing))
+        yield
+
+
+class _Buffer(threading.local):
+    """What one thread polls into."""
+
+    def __init__(self) -> None:
+        self.array = (ibv_wc * BATCH)()
+        self.wcs = [self.array[i] for i in range(BATCH)]
 
 
 def check(context: Context, cqe: int, channel: CompChannel | None, comp_vector: int) -> None:
@@ -245,5 +350,5 @@ def check(context: Context, cqe: int, channel: CompChannel | None, comp_vector: 
     vectors = context.num_comp_vectors
     if not 0 <= comp_vector < vectors:
         raise ValueError(f"comp_vector is {comp_vector}: {context.name} has {vectors}, give 0 to {vectors - 1}")
-    if channel is not None and channel.context is not context:
+    if channel is not None and not channel.context.is_same(context):
         raise ValueError(f"channel is the {channel.name}: give one of {context.name}")

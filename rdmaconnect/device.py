@@ -6,48 +6,89 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import handle, verbs
+from . import verbs
 from .abi import LinkLayer, NodeType, PortState, TransportType, ValuesMask, ibv_port_attr
 from .device_attr import DeviceAttr, RtValues
 from .endpoint import Gid, GidEntry, Options
-from .errors import DeviceError, LibraryError, VerbsError
+from .errors import DeviceError, LibraryError, StateError, VerbsError
 from .events import AsyncEvents
+from .fork import in_child, over_fork
 from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
-from .handle import Owned
+from .handle import Owned, exclusive
 from .port import Port
 
 __all__ = ["Context", "GidSlot", "Port", "device_names", "gid_is_here", "open_device", "rank_ports", "source_addresses"]
 
 
+class _Device(Owned):
+    """A ``struct ibv_context``: one in a process for each device, however many have opened it.
+
+    Its ``_lock`` is held while an asynchronous event is taken, and while anything is destroyed that one can be of.
+    """
+
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        super().__init__(make, name)
+        self.uses = 0
+        self.events: AsyncEvents | None = None
+
+    def _release(self, pointer: Any) -> None:
+        verbs.ibv_close_device(pointer)
+
+
 class Context(Owned):
-    """An opened device; made by :func:`open_device`, which shares one among all its users here.
+    """One use of an opened device; made by :func:`open_device`.
+
+    Those who open the same device share it in C, and know nothing of one another: closing one use, even twice,
+    closes what was made with it, and takes nothing from the others. The last one closes the device.
 
     Attributes:
         name: the device's name.
     """
 
-    def __init__(self, pointer: object, name: str) -> None:
-        super().__init__(pointer, name)
-        self._uses = 1
-        self._events: AsyncEvents | None = None
+    def __init__(self, device: _Device) -> None:
+        self._device = device
+        super().__init__(self._use, device.name, (device,))
 
-    def close(self) -> None:
-        """Give one use back; the last one closes the device, and first all that was made from it."""
+    def _use(self) -> Any:
+        self._device.uses += 1
+        return self._device.pointer
+
+    def _release(self, pointer: Any) -> None:
+        """Nothing: it is the device's."""
+
+    def _freed(self, pointer: Any) -> None:
         with _lock:
-            self._uses -= 1
-            if self._uses > 0 or self.closed:
-                return
-            _opened.pop((self._made_in, self.name), None)
-        super().close()
+            self._device.uses -= 1
+            if not self._device.uses:
+                self._device._due = True
+                if _opened.get(self.name) is self._device:
+                    del _opened[self.name]
 
-    def _release(self, pointer: object) -> None:
-        verbs.ibv_close_device(pointer)
+    def _answers(self) -> bool:
+        try:
+            verbs.ibv_query_device(self._device.pointer)
+        except VerbsError as e:
+            return e.errno not in (errno.EIO, errno.ENODEV)
+        return True
+
+    def is_same(self, other: Context) -> bool:
+        """Whether both are uses of the same opened device: what was made with one works with the other's."""
+        return self._device is other._device
+
+    def destroying(self) -> AbstractContextManager[object]:
+        """To be held while something is destroyed that an asynchronous event can be of."""
+        return self._device._lock
+
+    def takes_event(self) -> bool:
+        """Whether this thread is taking an asynchronous event of the device."""
+        events = self._device.events
+        return events is not None and events.taker == threading.get_ident()
 
     # ---- the device
 
@@ -56,41 +97,49 @@ class Context(Owned):
         return self.pointer.contents
 
     @property
+    @exclusive
     def guid(self) -> int:
         """The node GUID, 64 bits in host order. Source: ibv_get_device_guid(3)."""
         return verbs.ibv_get_device_guid(self._struct.device)
 
     @property
+    @exclusive
     def index(self) -> int:
         """The kernel's index of the device, -1 if it does not tell. Source: ibv_get_device_index(3)."""
         return verbs.ibv_get_device_index(self._struct.device)
 
     @property
+    @exclusive
     def node_type(self) -> NodeType:
         """What kind of node it is."""
         return NodeType(self._struct.device.contents.node_type)
 
     @property
+    @exclusive
     def transport_type(self) -> TransportType:
         """The wire protocol family; RoCE counts as IB."""
         return TransportType(self._struct.device.contents.transport_type)
 
     @property
+    @exclusive
     def num_comp_vectors(self) -> int:
         """Interrupt vectors that completion queues can use."""
         return int(self._struct.num_comp_vectors)
 
     @property
     def events(self) -> AsyncEvents:
-        """The device's asynchronous events; one source for all users of this context.
+        """The device's asynchronous events; one source for all who have opened it.
 
         Source: ibv_get_async_event(3).
         """
+        self.pointer  # noqa: B018
+        device = self._device
         with _lock:
-            if self._events is None or self._events.closed:
-                self._events = AsyncEvents(self)
-            return self._events
+            if device.events is None or device.events.closed:
+                device.events = AsyncEvents(device)
+            return device.events
 
+    @exclusive
     def query_device(self) -> DeviceAttr:
         """What the device can do, with the extended part where there is one.
 
@@ -104,6 +153,7 @@ class Context(Owned):
                 raise
         return DeviceAttr.of(verbs.ibv_query_device(pointer))
 
+    @exclusive
     def query_rt_values(self) -> RtValues:
         """The device's raw clock.
 
@@ -118,6 +168,7 @@ class Context(Owned):
 
     # ---- its ports
 
+    @exclusive
     def ports(self) -> tuple[Port, ...]:
         """All ports as they are now. Source: ibv_query_port(3), ibv_query_gid_table(3)."""
         attrs = self._port_attrs()
@@ -149,10 +200,12 @@ class Context(Owned):
                 return port
         raise self._no_port(port_num, [port.port_num for port in ports])
 
+    @exclusive
     def gid_table(self) -> tuple[GidSlot, ...]:
         """The filled slots of all ports' GID tables. Source: ibv_query_gid_table(3), or one slot after the other."""
         return tuple(read_gid_table(self.pointer, self.name, self._port_attrs()))
 
+    @exclusive
     def pkey_index(self, port_num: int, pkey: int) -> int:
         """The first slot of a port's P_Key table that holds ``pkey``.
 
@@ -199,8 +252,21 @@ def _decoded(
 
 
 _NODES = Path("/dev/infiniband")
+#: held while devices are listed, opened and given back; and over a fork, so that no thread is amid that in the child
 _lock = threading.RLock()
-_opened: dict[tuple[int, str], Context] = {}
+#: name -> what is open in this process
+_opened: dict[str, _Device] = {}
+
+
+def _forked() -> None:
+    """In a forked process: nothing is open, and the lock is held by a thread that there is no more."""
+    global _lock
+    _lock = threading.RLock()
+    _opened.clear()
+
+
+over_fork(lambda: _lock.acquire(), lambda: _lock.release())
+in_child(_forked)
 
 
 @contextmanager
@@ -225,34 +291,40 @@ def device_names() -> list[str]:
 
 
 def open_device(name: str) -> Context:
-    """Open a device, or take another use of it if it is open here already.
+    """Open a device, or take another use of it if it is open in this process already.
 
     Args:
         name: as :func:`device_names` lists it.
 
     Returns:
-        The context; each use is given back with ``close``.
+        A use of it, to be closed.
 
     Raises:
         DeviceError: no such device; lists those there are.
         VerbsError: it cannot be opened; ENOENT, EACCES and EPERM told apart.
     """
     with _lock:
-        context = _opened.get((handle._generation, name))
-        if context is not None:
-            context._uses += 1
-            return context
-        with _device_list() as devices:
-            if name not in devices:
-                seen = f"there is {', '.join(devices)}." if devices else _why_none()
-                raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
-            device, node = devices[name]
+        while True:
+            device = _opened.get(name)
+            if device is None or device._gone:  # one that is gone may be back under its name
+                device = _opened[name] = _Device(lambda: _open(name), name)
             try:
-                pointer = verbs.ibv_open_device(device, doing=f"open {name}")
-            except VerbsError as e:
-                raise _why_not_opened(name, node, e) from None
-        context = _opened[handle._generation, name] = Context(pointer, name)
-        return context
+                return Context(device)
+            except StateError:  # the collector has just given back the last use, in this very thread
+                if not device._due:
+                    raise
+
+
+def _open(name: str) -> Any:
+    with _device_list() as devices:
+        if name not in devices:
+            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else _why_none()
+            raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
+        pointer, node = devices[name]
+        try:
+            return verbs.ibv_open_device(pointer, doing=f"open {name}")
+        except VerbsError as e:
+            raise _why_not_opened(name, node, e) from None
 
 
 def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
@@ -325,7 +397,7 @@ def _why_none() -> str:
         return (
             f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
             "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
-            "on a host install the provider (`apt install ibverbs-providers`)."
+            f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
         )
     if refused := _refused_node():
         return f"there is none for this process. {refused}"
@@ -333,6 +405,11 @@ def _why_none() -> str:
         "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
         "in a container pass /dev/infiniband and see `rdma system show`."
     )
+
+
+def _complaints() -> str:
+    """What the library itself says, for the end of a message."""
+    return "".join(f" {line.rstrip('.')}." for line in verbs.complaints())
 
 
 def _refused_node() -> VerbsError | None:

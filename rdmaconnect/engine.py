@@ -7,16 +7,16 @@ import secrets
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from .abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
 from .address import UdAddress
-from .completion import CQ, CompChannel
+from .completion import BATCH, CQ, CompChannel
 from .device import Context
 from .endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion, Sizes
-from .errors import CompletionError, StateError
+from .errors import CompletionError, RdmaConnectError, StateError
 from .memory import MR, PD, Sge
 from .path import ACCESS, Path
 from .queuepair import QueuePair
@@ -60,14 +60,10 @@ class Engine:
         self.context = context
         self.lock = threading.RLock()
         self.lanes: dict[int, Lane] = {}
-        self._closers: list[Any] = [context]
         try:
             self.pd = PD(context)
-            self._closers.append(self.pd)
             self.channel = CompChannel(context)
-            self._closers.append(self.channel)
             self.cq = CQ(context, cqe, self.channel)
-            self._closers.append(self.cq)
         except BaseException:
             self.close()
             raise
@@ -75,7 +71,7 @@ class Engine:
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return not self._closers
+        return self.context.closed
 
     def progress(self) -> None:
         """Take what has completed, and give it to its lanes.
@@ -84,45 +80,36 @@ class Engine:
             StateError: after close.
         """
         with self.lock:
-            if not self._closers:
+            if self.context.closed:
                 raise StateError(f"the queue pairs on {self.context.name} are closed.")
-            while True:
-                count = self.cq.poll()
+            while count := self.cq.poll():
                 for wc in self.cq.wcs[:count]:
                     lane = self.lanes.get(wc.qp_num)
                     if lane is not None:
                         lane.complete(wc)
-                if count < len(self.cq.wcs):
+                if count < BATCH:
                     return
 
     def arm(self) -> None:
         """Ask for an event at the next completion; call :meth:`progress` after it, then sleep."""
         with self.lock:
-            if self._closers:
+            if not self.context.closed:
                 self.channel.drain()
                 self.cq.arm()
 
     def close(self) -> None:
-        """Free everything, the last made first. Twice is fine."""
-        errors: list[BaseException] = []
+        """Free everything, the last made first. Twice is fine.
+
+        Raises:
+            VerbsError: the library refuses; it names all that stays open. Close again later.
+        """
         with self.lock:
             for lane in list(self.lanes.values()):
-                with _noted(errors):
+                with suppress(RdmaConnectError):  # which is told of all at once below
                     lane.close()
-            while self._closers:
-                with _noted(errors):
-                    self._closers.pop().close()
-        if errors:
-            raise errors[0]
-
-
-@contextmanager
-def _noted(errors: list[BaseException]) -> Iterator[None]:
-    """Go on after an error, and note it: what can be freed is freed."""
-    try:
-        yield
-    except Exception as e:  # noqa: BLE001
-        errors.append(e)
+            self.context.close()
+            for lane in list(self.lanes.values()):
+                lane.close()
 
 
 class Lane:
@@ -235,16 +222,16 @@ class Lane:
         with self.engine.lock:
             if not self.room():
                 return False
-            self._next_id += 1
-            sent.wr_id = self._next_id
+            self._next_id = wr_id = self._next_id + 1
             if imm is not None and remote is not None:
-                self._request.rdma_write_imm(sent.wr_id, remote, imm, sge=Sge(*place))
+                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
             elif to is None:
-                self._request.fill(sent.wr_id, sent.opcode, *place, remote=remote)
+                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
             else:
-                self._request.send(sent.wr_id, sge=Sge(*place), to=to)
+                self._request.send(wr_id, sge=Sge(*place), to=to)
             self.qp.post_send(self._request)
-            self.sent[sent.wr_id] = sent
+            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
+            self.sent[wr_id] = sent
             return True
 
     def complete(self, wc: Any) -> None:
@@ -329,15 +316,19 @@ class Lane:
         return self.engine.lock if self.is_ud else nullcontext()
 
     def close(self) -> None:
-        """Flush through ERR, and destroy the queue pair. Twice is fine."""
+        """Flush through ERR, and destroy the queue pair. Twice is fine.
+
+        Raises:
+            VerbsError: the library refuses. Close again later.
+        """
         with self.engine.lock:
-            if self.qp.closed:
-                return
-            if self.qp.state not in (QpState.RESET, QpState.ERR):
-                self.qp.move(QpState.ERR)
-            self.engine.progress()
+            if not self.qp.closed:
+                with suppress(RdmaConnectError):  # where the device is gone nothing is flushed, and all is free
+                    if self.qp.state not in (QpState.RESET, QpState.ERR):
+                        self.qp.move(QpState.ERR)
+                    self.engine.progress()
+                self.qp.close()
             self.engine.lanes.pop(self.qp.qp_num, None)
-            self.qp.close()
             for sent in self.sent.values():
                 sent.status = WcStatus.WR_FLUSH_ERR
                 sent.release()

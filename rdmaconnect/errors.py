@@ -127,6 +127,7 @@ class VerbsError(RdmaConnectError, OSError):
         verb: the C identifier, for example ``ibv_reg_mr``.
         errno: the error number, by the verb's own failure convention.
         doing: what was being done, in words.
+        hint: the next step, in words; "" if there is none.
     """
 
     def __init__(self, verb: str, errno: int, doing: str = "", hint: str | None = None) -> None:
@@ -136,6 +137,7 @@ class VerbsError(RdmaConnectError, OSError):
         OSError.__init__(self, errno, _sentence(doing, verdict, hint))
         self.verb = verb
         self.doing = doing
+        self.hint = hint
 
     def __str__(self) -> str:
         return str(self.strerror)

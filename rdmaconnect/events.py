@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -83,13 +84,19 @@ class AsyncEvents(Waitable[AsyncEvent]):
     Args:
         context: the device.
 
+    Attributes:
+        taker: the thread that is taking one, or None: it may not destroy what an event can be of, since that waits
+            for the acknowledgement.
+
     Source: ibv_get_async_event(3).
     """
 
     def __init__(self, context: Owned) -> None:
-        pointer = context.pointer
-        super().__init__(pointer, f"async events of {context.name}", (context,), pointer.contents.async_fd)
         self._context = context
+        self.taker: int | None = None
+        super().__init__(
+            lambda: context.pointer, f"async events of {context.name}", (context,), lambda made: made.contents.async_fd
+        )
 
     def take(self) -> AsyncEvent | None:
         """The next event; None if there is none. Never blocks.
@@ -97,14 +104,19 @@ class AsyncEvents(Waitable[AsyncEvent]):
         Raises:
             StateError: after close.
         """
-        with self._lock:
-            event = verbs.ibv_get_async_event(self.pointer)
-            if event is None:
-                return None
+        # the device's lock, which whoever destroys something holds too: one that is gone waits for no acknowledgement
+        with self._context._lock:
+            self.taker = threading.get_ident()
             try:
-                return self._decoded(event)
+                event = verbs.ibv_get_async_event(self.pointer)
+                if event is None:
+                    return None
+                try:
+                    return self._decoded(event)
+                finally:
+                    verbs.ibv_ack_async_event(event)
             finally:
-                verbs.ibv_ack_async_event(event)
+                self.taker = None
 
     _take = take
 

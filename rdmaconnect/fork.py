@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["in_child"]
+__all__ = ["in_child", "over_fork"]
 
 
 def in_child(function: Callable[[], object]) -> None:
     """Have ``function`` called in each child, before anything else of this library is used there."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+def over_fork(hold: Callable[[], object], let_go: Callable[[], object]) -> None:
+    """Have ``hold`` called before each fork, and ``let_go`` after it in the parent."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=hold, after_in_parent=let_go)

@@ -108,16 +108,28 @@ HINTS: dict[tuple[str, str], str] = {
     # ---- what only some devices have: which of rdma-core 65's providers fill the slot
     # (grep -l '\.open_xrcd =' providers/*/*.c)
     ("ibv_advise_mr", "EOPNOTSUPP"): "mlx5 has it, rxe since rdma-core 59.",
+    ("ibv_alloc_dm", "EOPNOTSUPP"): "mlx5 and mana have device memory.",
     ("ibv_alloc_mw", "EOPNOTSUPP"): "mlx4, mlx5, irdma, ionic and rxe have memory windows.",
+    ("ibv_alloc_null_mr", "EOPNOTSUPP"): "Only mlx5 has it.",
+    ("ibv_alloc_parent_domain", "EOPNOTSUPP"): "mlx5, efa, hns and mana have parent domains.",
+    ("ibv_alloc_td", "EOPNOTSUPP"): "mlx5, efa and hns have thread domains.",
     ("ibv_attach_mcast", "EOPNOTSUPP"): "mlx4, mlx5, irdma, cxgb4 and rxe have multicast.",
+    ("ibv_create_counters", "EOPNOTSUPP"): "Only mlx5 has it.",
+    ("ibv_create_flow", "EOPNOTSUPP"): "mlx4, mlx5 and bnxt_re have packet steering.",
     ("ibv_create_srq", "EOPNOTSUPP"): "Most devices have it, EFA has not.",
     ("ibv_create_wq", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
     ("ibv_create_rwq_ind_table", "EOPNOTSUPP"): "mlx4, mlx5 and mana have receive-side scaling.",
     ("ibv_get_srq_num", "EOPNOTSUPP"): "Only XRC queues have a number, and only mlx4, mlx5, hns and qedr have XRC.",
+    **dict.fromkeys(
+        ((f"ibv_import_{what}", "EOPNOTSUPP") for what in ("device", "pd", "mr", "dm")),
+        "Only mlx5 can import what another process has made.",
+    ),
     ("ibv_modify_qp_rate_limit", "EOPNOTSUPP"): "mlx5 and bnxt_re have packet pacing.",
     ("ibv_open_qp", "EOPNOTSUPP"): "It is for XRC_RECV, which mlx4, mlx5 and hns have.",
     ("ibv_open_xrcd", "EOPNOTSUPP"): "mlx4, mlx5, hns and qedr have XRC.",
+    ("ibv_post_srq_ops", "EOPNOTSUPP"): "Only mlx5 has tag matching.",
     ("ibv_query_ece", "EOPNOTSUPP"): "Only mlx5 has it.",
+    ("ibv_reg_mr_ex", "EOPNOTSUPP"): "Only mlx5 has it.",
     ("ibv_set_ece", "EOPNOTSUPP"): "Only mlx5 has it, and it needs a vendor_id.",
     ("ibv_wr_flush", "EOPNOTSUPP"): "rxe has it since rdma-core 45.",
     ("ibv_wr_send_tso", "EOPNOTSUPP"): "mlx5 has it, for UD and RAW_PACKET.",
@@ -170,6 +182,11 @@ HINTS: dict[tuple[str, str], str] = {
     ("ibv_modify_qp RTS", "EINVAL"): (
         "timeout is 0 to 31, retry_cnt and rnr_retry 0 to 7, max_rd_atomic at most the device's max_qp_init_rd_atom "
         "(`rdmaconnect devices -v`)."
+    ),
+    **dict.fromkeys(
+        (("ibv_modify_qp RATE_LIMIT", "EINVAL"), ("ibv_modify_qp RATE_LIMIT", "EOPNOTSUPP")),
+        "Where a rate limit can be set is the driver's to say, and before Linux 7.2 the kernel's: compare with "
+        "packet_pacing_caps of query_device() (`rdmaconnect devices -v`).",
     ),
     ("ibv_modify_qp ALT_PATH", "EINVAL"): (
         "RoCE has no alternate paths: the kernel bans them (drivers/infiniband/core/verbs.c, _ib_modify_qp)."

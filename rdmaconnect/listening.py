@@ -157,6 +157,7 @@ class ListenerCore(Generic[M]):
                 "listening on %s without protection: whoever reaches it can connect. "
                 "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
             )  # fmt: skip
+        self._acceptor.start()
 
     @property
     def closed(self) -> bool:

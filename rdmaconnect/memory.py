@@ -5,9 +5,12 @@ Memory is anything with a buffer (``buffers``), or an address and a length, or a
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import errno
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import buffers, verbs
@@ -15,7 +18,8 @@ from .abi import AccessFlags, AdviseMrAdvice, MwType, ReregMrFlags, ibv_mw_bind_
 from .device import Context
 from .endpoint import RemoteRegion
 from .errors import HINTS, StateError, VerbsError
-from .handle import Owned
+from .fields import bits, put
+from .handle import Owned, exclusive
 
 __all__ = ["FULL_ACCESS", "MR", "MW", "PD", "Dmabuf", "Sge"]
 
@@ -34,11 +38,23 @@ class Sge:
         addr: first byte's address.
         length: bytes, below 2**32; a piece of 0 bytes is left out.
         lkey: the region's local key.
+        mr: the region itself, if it is known here: then it is kept, and must be open and of the queue's protection
+            domain when the piece is posted.
+
+    Raises:
+        ValueError: a number that has more bits.
     """
 
     addr: int
     length: int
     lkey: int
+    mr: MR | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.addr >> 64 or (self.length | self.lkey) >> 32:
+            bits("a piece's addr", self.addr, 64)
+            bits("a piece's length", self.length, 32)
+            bits("a piece's lkey", self.lkey, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +85,16 @@ class PD(Owned):
     """
 
     def __init__(self, context: Context) -> None:
-        super().__init__(verbs.ibv_alloc_pd(context.pointer), f"PD of {context.name}", (context,))
         self.context = context
+        super().__init__(lambda: verbs.ibv_alloc_pd(context.pointer), f"PD of {context.name}", (context,))
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dealloc_pd(pointer)
+
+    @property
+    def base(self) -> PD:
+        """The protection domain that the kernel knows: this one, or for a parent domain the one that it stands for."""
+        return self
 
     def register(self, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> MR:
         """Register a buffer; see :class:`MR`."""
@@ -114,32 +135,44 @@ class MR(Owned):
 
     def __init__(self, pd: PD, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> None:
         held, access = _memory(buffer, access)
-        start, length = held.addr, held.length
+        #: the memory that the device may use: more than one buffer after a registration anew that failed
+        self._held = [held]
+        self.length, self.pd, self.access = held.length, pd, access
+        if iova is None:
+            self.addr = 0 if access & AccessFlags.ZERO_BASED and not isinstance(buffer, Dmabuf) else held.addr
+        else:
+            self.addr = iova
         try:
-            if isinstance(buffer, Dmabuf):
-                self.addr = start if iova is None else iova
-                pointer = verbs.ibv_reg_dmabuf_mr(pd.pointer, start, length, self.addr, buffer.fd, int(access))
-            elif iova is None:
-                self.addr = 0 if access & AccessFlags.ZERO_BASED else start
-                pointer = verbs.ibv_reg_mr(pd.pointer, start, length, int(access))
-            else:
-                self.addr = iova
-                pointer = verbs.ibv_reg_mr_iova(pd.pointer, start, length, iova, int(access))
+            bits("iova", self.addr, 64)
+            super().__init__(lambda: self._register(buffer, iova is not None), f"MR of {held.length} bytes", (pd,))
         except BaseException as e:
-            held.release()
+            if not held.pinned:
+                held.release()
             if held.device is not None and isinstance(e, VerbsError):
                 raise _out_of_reach(e, held, pd) from None
             if isinstance(e, VerbsError) and e.errno == errno.ENOMEM:
-                raise _over_limit(e, length) from None
+                raise _over_limit(e, held.length) from None
             raise
-        super().__init__(pointer, f"MR of {length} bytes", (pd,))
-        self._held, self.length, self.pd, self.access = held, length, pd, access
+        _registered.add(self)
+
+    def _register(self, buffer: Any, elsewhere: bool) -> Any:
+        (held,), pd, access = self._held, self.pd.pointer, int(self.access)
+        if isinstance(buffer, Dmabuf):
+            pointer = verbs.ibv_reg_dmabuf_mr(pd, held.addr, held.length, self.addr, buffer.fd, access)
+        elif elsewhere:
+            pointer = verbs.ibv_reg_mr_iova(pd, held.addr, held.length, self.addr, access)
+        else:
+            pointer = verbs.ibv_reg_mr(pd, held.addr, held.length, access)
+        held.pinned = True
         self.lkey: int = pointer.contents.lkey
         self.rkey: int = pointer.contents.rkey
+        return pointer
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dereg_mr(pointer)
-        self._held.release()
+
+    def _freed(self, pointer: Any) -> None:
+        _let_go(self._held)
 
     @property
     def region(self) -> RemoteRegion:
@@ -163,7 +196,7 @@ class MR(Owned):
             StateError: after close.
         """
         self.pointer  # noqa: B018
-        return Sge(self.addr + offset, self._part(offset, length), self.lkey)
+        return Sge(self.addr + offset, self._part(offset, length), self.lkey, self)
 
     def _part(self, offset: int, length: int | None) -> int:
         """The length of a part, if it is inside of the region."""
@@ -172,6 +205,7 @@ class MR(Owned):
             raise ValueError(f"{size} bytes at offset {offset}: {self.name} has no more")
         return size
 
+    @exclusive
     def reregister(self, *, buffer: Any = None, access: AccessFlags | None = None, pd: PD | None = None) -> None:
         """Change what it covers, its access or its protection domain; what is not given stays. The keys may change.
 
@@ -181,40 +215,63 @@ class MR(Owned):
             pd: the new protection domain, of the same device.
 
         Raises:
-            VerbsError: it says whether the old or the new region is valid, or none.
+            ValueError: write access to a read-only buffer, the old one too.
+            VerbsError: it says whether the old or the new region is valid, or none. Both buffers stay held, until
+                this is closed or registered anew with success.
             LibraryError: EOPNOTSUPP where the device cannot; the region is as it was.
 
         Source: ibv_rereg_mr(3).
         """
-        flags, held = ReregMrFlags(0), None
         if isinstance(buffer, Dmabuf):
             raise TypeError(f"register {self.name} again onto a dma-buf: make a new region")
-        if buffer is not None:
-            held, _ = _memory(buffer, access or self.access)
-            flags |= ReregMrFlags.CHANGE_TRANSLATION
-        if access is not None:
-            flags |= ReregMrFlags.CHANGE_ACCESS
-        if pd is not None:
-            if pd.context is not self.pd.context:
-                raise ValueError(f"move {self.name} to {pd.name}: that is of another device than {self.pd.name}")
-            flags |= ReregMrFlags.CHANGE_PD
-        new_pd = None if pd is None else pd.pointer
+        if pd is not None and not pd.context.is_same(self.pd.context):
+            raise ValueError(f"move {self.name} to {pd.name}: that is of another device than {self.pd.name}")
+        pointer, wanted = self.pointer, self.access if access is None else access
+        if buffer is None:
+            held = None
+            _check_writable(self._held[-1], wanted)
+        else:
+            held, _ = _memory(buffer, wanted)
+        change = ReregMrFlags
+        given = (change.CHANGE_TRANSLATION, held), (change.CHANGE_ACCESS, access), (change.CHANGE_PD, pd)
+        flags = sum(int(flag) for flag, value in given if value is not None)
         start, length = (None, 0) if held is None else (held.addr, held.length)
         try:
-            verbs.ibv_rereg_mr(self.pointer, int(flags), new_pd, start, length, int(access or 0))
+            if pd is not None:
+                self._adopt_by(pd)
+            verbs.ibv_rereg_mr(pointer, flags, pd and pd.pointer, start, length, int(access or 0))
+        except VerbsError:
+            self._hold(held)
+            # only the fork protection of the old memory has failed where the struct tells the new
+            if held is not None and (pointer.contents.addr, pointer.contents.length) == (start, length):
+                self._is_now(pointer, wanted, held, pd)
+            raise
         except BaseException:
             if held is not None:
                 held.release()
+            if pd is not None and pd is not self.pd:
+                self._leave_one(pd)
             raise
-        self.lkey, self.rkey = self.pointer.contents.lkey, self.pointer.contents.rkey
-        self.access = self.access if access is None else access
+        self._hold(held)
+        self._is_now(pointer, wanted, held, pd)
+
+    def _hold(self, held: buffers.Buffer | None) -> None:
         if held is not None:
-            self._held.release()
-            self._held, self.addr, self.length, self.name = held, held.addr, length, f"MR of {length} bytes"
+            held.pinned = True
+            self._held.append(held)
+
+    def _is_now(self, pointer: Any, access: AccessFlags, held: buffers.Buffer | None, pd: PD | None) -> None:
+        """Take over what the device knows by now, and let go what it has forgotten."""
+        self.lkey, self.rkey, self.access = pointer.contents.lkey, pointer.contents.rkey, access
+        if held is not None:
+            self.addr, self.length, self.name = held.addr, held.length, f"MR of {held.length} bytes"
+            _let_go(self._held[:-1])
+            del self._held[:-1]
         if pd is not None:
             self._adopt_by(pd, instead_of=self.pd)
             self.pd = pd
 
+    @exclusive
     def advise(self, advice: AdviseMrAdvice, flags: int = 0) -> None:
         """Tell the device that this on-demand memory will be used soon.
 
@@ -223,12 +280,13 @@ class MR(Owned):
             flags: ``AdviseMrFlags``; with ``FLUSH`` it returns when it is done.
 
         Raises:
+            ValueError: longer than one piece can be, 4 GiB - 1.
             LibraryError: EOPNOTSUPP where the device cannot.
 
         Source: ibv_advise_mr(3).
         """
         self.pointer  # noqa: B018
-        sge = ibv_sge(addr=self.addr, length=self.length, lkey=self.lkey)
+        sge = put(ibv_sge(), addr=self.addr, length=self.length, lkey=self.lkey)
         verbs.ibv_advise_mr(self.pd.pointer, int(advice), int(flags), ctypes.byref(sge), 1)
 
     def __len__(self) -> int:
@@ -246,13 +304,42 @@ def _memory(buffer: Any, access: AccessFlags | None) -> tuple[buffers.Buffer, Ac
         held = buffers.hold(buffer)
     if access is None:
         access = AccessFlags.REMOTE_READ if held.readonly else FULL_ACCESS
-    if (held.readonly and access & _WRITES) or held.length < 1:
-        length = held.length
-        held.release()
-        if length < 1:
+    try:
+        if held.length < 1:
             raise ValueError("register a buffer of 0 bytes: give at least one byte")
-        raise ValueError(f"register a read-only {type(buffer).__name__} for {access & _WRITES}: give a writable one")
+        if not 0 <= held.addr <= 2**64 - held.length:
+            raise ValueError(f"register {held.length} bytes at {held.addr:#x}: addresses have 64 bits, without a sign")
+        bits("access", int(access), 31)
+        _check_writable(held, access)
+    except BaseException:
+        held.release()
+        raise
     return held, access
+
+
+def _check_writable(held: buffers.Buffer, access: AccessFlags) -> None:
+    if held.readonly and access & _WRITES:
+        what = type(held.owner).__name__
+        raise ValueError(f"register a read-only {what} for {access & _WRITES}: give a writable one")
+
+
+def _let_go(held: list[buffers.Buffer]) -> None:
+    """Release what no device knows any more."""
+    for buffer in held:
+        buffer.pinned = False
+        buffer.release()
+
+
+#: what is open: before the interpreter frees the memory under it
+_registered: weakref.WeakSet[MR] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """The interpreter frees memory before the process ends, and until then a device could write there."""
+    for mr in list(_registered):
+        with contextlib.suppress(ResourceWarning):  # that it was never closed, where warnings are errors
+            mr.__del__()
 
 
 def _out_of_reach(error: VerbsError, held: buffers.Buffer, pd: PD) -> VerbsError:
@@ -295,23 +382,25 @@ class MW(Owned):
     """
 
     def __init__(self, pd: PD, mw_type: MwType) -> None:
-        pointer = verbs.ibv_alloc_mw(pd.pointer, int(mw_type))
-        super().__init__(pointer, f"MW {mw_type} of {pd.context.name}", (pd,))
         self.pd, self.mw_type = pd, mw_type
         self._region: RemoteRegion | None = None
         self._mr: MR | None = None
+        name = f"MW {mw_type} of {pd.context.name}"
+        super().__init__(lambda: verbs.ibv_alloc_mw(pd.pointer, int(mw_type)), name, (pd,))
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_dealloc_mw(pointer)
 
     @property
+    @exclusive
     def rkey(self) -> int:
         """The key, 32 bits; another one after each bind. Set it back when a bind completes with an error."""
         return int(self.pointer.contents.rkey)
 
     @rkey.setter
+    @exclusive
     def rkey(self, rkey: int) -> None:
-        self.pointer.contents.rkey = rkey
+        put(self.pointer.contents, rkey=rkey)
 
     @property
     def next_rkey(self) -> int:
@@ -338,17 +427,37 @@ class MW(Owned):
             ValueError: outside of the region, a region without ``MW_BIND`` or of another protection domain.
         """
         size = mr._part(offset, length)
-        if mr.pd is not self.pd:
+        if mr.pd.base is not self.pd.base:
             raise ValueError(f"bind {self.name} to {mr.name}: that is of another protection domain")
         if not mr.access & AccessFlags.MW_BIND:
             raise ValueError(f"bind {self.name} to {mr.name}: that was registered for {mr.access} without MW_BIND")
         chosen = _WINDOW if access is None else access
-        return ibv_mw_bind_info(mr=mr.pointer, addr=mr.addr + offset, length=size, mw_access_flags=int(chosen))
+        info = ibv_mw_bind_info(mr=mr.pointer)
+        put(info, addr=mr.addr + offset, length=size, mw_access_flags=int(chosen))
+        return info
 
-    def _bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> None:
-        """A bind was posted: from now on the region may not go before the window, the former one may."""
-        self.rkey = rkey
+    def _bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> tuple[int, RemoteRegion | None, MR | None]:
+        """A bind is being posted: from now on the region may not go before the window, the former one may.
+
+        The key in the struct is still the old one, for the provider reads it: :attr:`rkey` is set once it is posted.
+
+        Returns:
+            What :meth:`_unbound` needs if it was not posted after all.
+        """
+        before = self.rkey, self._region, self._mr
+        self._adopt_by(mr, instead_of=self._mr)
         based = 0 if info.mw_access_flags & AccessFlags.ZERO_BASED else info.addr
         self._region = RemoteRegion(based, rkey, info.length) if info.length else None
-        self._adopt_by(mr, instead_of=self._mr)
+        self._mr = mr
+        return before
+
+    def _unbound(self, before: tuple[int, RemoteRegion | None, MR | None]) -> None:
+        """As it was before a bind that was not posted."""
+        rkey, self._region, mr = before
+        if not self.closed:
+            self.rkey = rkey
+        if self._mr is not mr and self._mr is not None:
+            self._leave_one(self._mr)
+        if mr is not None and self._mr is not mr and not mr.closed:
+            self._adopt_by(mr)
         self._mr = mr

@@ -6,9 +6,11 @@ import mmap
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from .abi import AccessFlags, QpType, WcStatus, WrOpcode
@@ -19,11 +21,13 @@ from .deadline import Deadline
 from .endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from .engine import Lane, Sent, Source
 from .errors import CompletionError, PeerClosed, RdmaConnectError, StateError
+from .handle import together
 from .memory import MR
 from .path import Path
 from .prepare import Prepared
 from .story import Call, Story, Wait
 from .trace import Mark
+from .transfer import LONGEST, Last, parts
 from .workers import here
 
 __all__ = ["Joint", "M", "Middle"]
@@ -75,6 +79,7 @@ class Middle:
         self.regions, self.connect_s = prepared.regions, 0.0
         self._spin = min(prepared.options.spin, self.MOST_SPIN)
         self._closed = False
+        self._to_free: list[Callable[[], None]] = []
         self._pid = os.getpid()
         self._again: Callable[[Middle, float | None], Story[None]] | None = None
         self._join(joint)
@@ -96,7 +101,9 @@ class Middle:
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
             self._lane.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
-        most = self.peer.recv_size
+        #: bytes of the longest message that the port may send
+        self._longest = min(self._prepared.port.max_msg_sz, LONGEST)
+        most = min(self.peer.recv_size, self._longest)
         self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
         self._stage_size = min(self.max_send_size, _STAGE_MAX)
         self._stage: memoryview | None = None
@@ -128,15 +135,18 @@ class Middle:
         with _held(data) as source:
             length = source.length
             if length > self.max_send_size:
-                what = (
-                    "the path MTU is the most that a datagram can carry"
-                    if self.ah
-                    else "Give the peer a larger recv_size, or use write()"
-                )
-                raise ValueError(
-                    f"send {length} bytes: the peer takes at most {self.max_send_size} in one message. {what}."
-                )
+                raise ValueError(f"send {length} bytes: {self._why_too_long()}")
             yield from self._transfer(WrOpcode.SEND, source, deadline, f"send {length} bytes")
+
+    def _why_too_long(self) -> str:
+        if self.ah is not None and self.max_send_size < self.peer.recv_size:
+            return f"the path MTU, {self.max_send_size} bytes, is the most that a datagram can carry. Use RC."
+        if self.max_send_size < self.peer.recv_size:
+            return (
+                f"{self.local.port} sends at most {self.max_send_size} in one message. Use write(), which divides it."
+            )
+        most = self.max_send_size
+        return f"the peer takes at most {most} in one message. Give the peer a larger recv_size, or use write()."
 
     def _recv(self, deadline_s: float | None) -> Story[bytes]:
         slot, length = yield from self._next_message(Deadline(deadline_s))
@@ -198,10 +208,14 @@ class Middle:
             raise ValueError(f"read {length} bytes: the buffer has {room}")
         target: Any = bytearray(length) if into is None else into
         if length:
-            mr = target if isinstance(target, MR) else self._register(target, AccessFlags.LOCAL_WRITE)
-            release = _nothing if mr is target else mr.close
-            place = (mr.region.addr, length, mr.lkey)
-            yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, f"read {length} bytes", source)
+            doing = f"read {length} bytes"
+            if isinstance(target, MR):
+                mr, release = self._mine(target, doing), _nothing
+            else:
+                mr = self._register(target, AccessFlags.LOCAL_WRITE)
+                release = mr.close
+            place = (mr.addr, length, mr.lkey)
+            yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, doing, source)
         return bytes(target) if into is None else None
 
     def _need(self, what: str, *types: QpType) -> None:
@@ -220,6 +234,16 @@ class Middle:
     def _register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
         self._check_open()
         return MR(self._engine.pd, buffer, access)
+
+    def _mine(self, mr: MR, doing: str) -> MR:
+        """A region of the caller's, which this queue pair can use: else it would fail with words about the peer."""
+        mr.pointer  # noqa: B018  it is open
+        if mr.pd.base is not self._engine.pd:
+            raise ValueError(
+                f"{doing}: {mr.name} is registered in another protection domain ({mr.pd.name}) than {self!r} has. "
+                "Register the memory with its register()."
+            )
+        return mr
 
     # ---- the engine's side
 
@@ -251,7 +275,7 @@ class Middle:
         release: Callable[[], None] = _nothing
         length = source.length
         if isinstance(source, MR):
-            place = (source.region.addr, length, source.lkey)
+            place = (self._mine(source, doing).addr, length, source.lkey)
         elif length == 0:
             place = (0, 0, 0)
         elif length <= self._stage_size and source.device is None:
@@ -290,17 +314,32 @@ class Middle:
         target: RemoteRegion | None = None,
         imm: int | None = None,
     ) -> Story[None]:
-        """Post one work request and wait for its completion."""
-        sent = Sent(opcode, doing, release)
+        """Post it, as several work requests where one may not be so long, and wait until all have completed."""
+        on_the_way: deque[Sent] = deque()
+        last = Last(release, self._engine.lock)
         try:
-            yield from self._wait(lambda: self._lane.post(sent, place, target, self._to, imm), deadline, doing)
-        except BaseException:
-            if not sent.wr_id:
-                release()
-            raise
-        yield from self._wait(lambda: sent.status is not None, deadline, doing)
+            for part in parts(opcode, place, target, imm, self._longest):
+                sent = Sent(part.opcode, doing, last.one_less)
+                last.one_more()
+                try:
+                    post = partial(self._lane.post, sent, part.place, part.target, self._to, part.imm)
+                    yield from self._wait(post, deadline, doing)
+                except BaseException:
+                    if not sent.wr_id:
+                        last.one_less()
+                    raise
+                on_the_way.append(sent)
+                while on_the_way and on_the_way[0].status is not None:
+                    self._check_done(on_the_way.popleft())
+            while on_the_way:
+                yield from self._wait(lambda: on_the_way[0].status is not None, deadline, doing)
+                self._check_done(on_the_way.popleft())
+        finally:
+            last.one_less()
+
+    def _check_done(self, sent: Sent) -> None:
         if sent.status != WcStatus.SUCCESS:
-            raise self._over(doing, self._failure(sent))
+            raise self._over(sent.doing, self._failure(sent))
 
     def _failure(self, sent: Sent) -> CompletionError:
         return CompletionError(
@@ -385,19 +424,30 @@ class Middle:
             self._closed = True
             return
         with self._engine.lock:
-            if self._closed:
-                return
-            self._closed = True
             try:
-                broken = self._lane.broken
-                self._conversation.close("close" if broken is None else str(broken))
+                if not self._closed:
+                    self._closed = True
+                    owned = [thing.close for thing in (self.ah, self._stage_mr) if thing is not None]
+                    self._to_free = [lambda: self._lane.shut(self._source), *owned, self._prepared.close]
+                    broken = self._lane.broken
+                    self._conversation.close("close" if broken is None else str(broken))
             finally:
-                self._lane.shut(self._source)
-                if self.ah is not None:
-                    self.ah.close()
-                if self._stage_mr is not None:
-                    self._stage_mr.close()
-                self._prepared.close()
+                self._free()
+
+    def _free(self) -> None:
+        """Free all that can be freed; the rest at the next close."""
+        refused: dict[Callable[[], None], RdmaConnectError] = {}
+        for step in self._to_free:
+            try:
+                step()
+            except RdmaConnectError as e:
+                refused[step] = e
+        self._to_free = list(refused)
+        if refused:
+            # what all stands on tells of all that still does
+            last = refused.get(self._prepared.close)
+            errors = list(refused.values()) if last is None else [last]
+            raise together(f"close the connection from {self.local} to {self.peer}", errors)
 
     def __del__(self) -> None:
         # one whose constructor failed has freed itself

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from ctypes import POINTER, byref
 from typing import Any
 
@@ -30,15 +31,16 @@ from .abi import (
 from .abi import ibv_qp_init_attr as init_attr
 from .address import RemoteSrq, UdAddress, ah_struct, route_words
 from .attributes import Ece, QpAttr, QpInitAttr
-from .completion import CQ
+from .completion import CQ, apart_from
 from .endpoint import Gid
-from .errors import ModifyError, StateError, VerbsError, hint_for
-from .handle import Owned
+from .errors import ModifyError, PostError, StateError, VerbsError, hint_for
+from .fields import bits, put
+from .handle import Owned, exclusive, holding
 from .memory import MR, MW, PD
 from .path import AhAttr
 from .request import RecvRequest, SendRequest, post, post_error
 from .srq import SRQ
-from .work import check_fits
+from .work import check_fits, check_open
 
 __all__ = ["QueuePair", "RecvRequest", "SendRequest"]
 
@@ -60,8 +62,10 @@ class QueuePair(Owned):
         max_inline_data: bytes wanted to be sendable inline.
         sq_sig_all: whether every send gives a completion.
         srq: where it receives from, instead of a queue of its own; then ``max_recv_*`` do not count.
+        qp_context: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
 
     Attributes:
+        qp_context: as given.
         qp_num: its number, 24 bits.
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
@@ -91,46 +95,72 @@ class QueuePair(Owned):
         max_inline_data: int = 0,
         sq_sig_all: bool = False,
         srq: SRQ | None = None,
+        qp_context: int = 0,
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
-        init = init_attr(qp_type=qp_type, sq_sig_all=int(sq_sig_all))
-        init.cap.max_send_wr, init.cap.max_recv_wr = max_send_wr, max_recv_wr
-        init.cap.max_send_sge, init.cap.max_recv_sge = max_send_sge, max_recv_sge
-        init.cap.max_inline_data = max_inline_data
-        _queues(init, send_cq, recv_cq, srq)
-        self._own(verbs.ibv_create_qp(pd.pointer, init), init, parents, qp_type, srq)
+        init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
+        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
+        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
+
+        def make() -> Any:
+            _queues(init, send_cq, recv_cq, srq)
+            return verbs.ibv_create_qp(pd.pointer, init)
+
+        self._own(make, init, parents, qp_type, srq)
 
     @staticmethod
     def _parents_of(*things: Any) -> tuple[Any, ...]:
         """What a queue pair stands on, all of one device."""
         parents = tuple(thing for thing in things if thing is not None)
+        first = parents[0]
         for thing in parents:
-            if thing.context is not parents[0].context:
-                raise ValueError(f"make a queue pair in {parents[0].name}: {thing.name} is of another device")
+            if not thing.context.is_same(first.context):
+                raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
+            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
+                raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another protection domain")
         return parents
 
-    def _own(self, handle: Any, init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None) -> None:
-        self.qp_num: int = handle.contents.qp_num
+    def _own(
+        self, make: Callable[[], Any], init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None
+    ) -> None:
         self.context = parents[0].context
-        super().__init__(handle, f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}", parents)
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
         self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
-        self._init = init
+        self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
+        self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
         #: what each send must name: providers read it, and some would crash without it
         self.target: Any = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}.get(qp_type)
-        context = handle.contents.context
-        self._post_send = verbs.op("ibv_post_send", context)
-        self._post_recv = verbs.op("ibv_post_recv", context)
         self._bad_send = POINTER(ibv_send_wr)()
         self._bad_recv = POINTER(ibv_recv_wr)()
         self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
 
+        def made() -> Any:
+            handle = make()
+            self.qp_num: int = handle.contents.qp_num
+            self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
+            context = handle.contents.context
+            self._post_send = verbs.op("ibv_post_send", context)
+            self._post_recv = verbs.op("ibv_post_recv", context)
+            return handle
+
+        super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
+
+    def _must_wait(self) -> bool:
+        return self.context.takes_event() or any(cq.in_batch for cq in self._cqs)
+
+    def _apart(self) -> AbstractContextManager[object]:
+        return apart_from(self._cqs, f"close {self.name}")
+
     def _release(self, handle: Any) -> None:
         while self._groups:
-            self.detach_mcast(*self._groups[-1])
-        verbs.ibv_destroy_qp(handle)
+            gid, lid = self._groups[-1]
+            verbs.ibv_detach_mcast(handle, _gid(gid), lid)
+            self._groups.pop()
+        with self.context.destroying():
+            verbs.ibv_destroy_qp(handle)
 
     # ---- states and attributes
 
@@ -154,7 +184,6 @@ class QueuePair(Owned):
         """
         self.pointer  # noqa: B018
         attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
-        self._check_pkeys(attr)
         self._modify(attr, mask, to, path)
 
     def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
@@ -178,7 +207,6 @@ class QueuePair(Owned):
         change = transitions.change(self.qp_type, self.state, attr, mask)
         if change.wrong:
             raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
-        self._check_pkeys(attr)
         given = transitions.FIELDS.items()
         meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
         self._modify(meant, change.mask, change.to, None)
@@ -193,15 +221,23 @@ class QueuePair(Owned):
                     raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
 
     def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
-        struct = ibv_qp_attr()
-        for name, value in attr.items():
-            setattr(struct, name, ah_struct(value) if isinstance(value, AhAttr) else value)
-        number = verbs.ibv_modify_qp(self.pointer, struct, int(mask))
-        if number:
-            raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
-        self.state = to
-        if mask & QpAttrMask.PORT:
-            self._port_num = struct.port_num
+        given = {name: ah_struct(value) if isinstance(value, AhAttr) else value for name, value in attr.items()}
+        struct = put(ibv_qp_attr(), **given)
+        # to RESET a provider takes its completions out of the queues
+        queues = self._cqs if to == _RESET else []
+        with apart_from(queues, f"move {self.name} to {to}"), self._alone("move"):
+            pointer = self.pointer
+            self._check_pkeys(attr)
+            number = verbs.ibv_modify_qp(pointer, struct, int(mask))
+            if number:
+                raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
+            self.state = to
+            if mask & QpAttrMask.PORT:
+                self._port_num = struct.port_num
+
+    def _alone(self, doing: str) -> AbstractContextManager[object]:
+        """To be held where no other thread may be amid something."""
+        return self._lock
 
     def _refused(
         self,
@@ -217,6 +253,8 @@ class QueuePair(Owned):
         hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
         if wrong:
             hint = f"The table says: {wrong}."
+        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
+            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
         elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
             hint = hint_for("ibv_modify_qp ALT_PATH", number)
         elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
@@ -240,10 +278,11 @@ class QueuePair(Owned):
 
     def _found_in(self) -> QpState:
         """Ask the device for the state, which it may have changed by itself."""
-        with contextlib.suppress(VerbsError):
+        with contextlib.suppress(VerbsError), self._lock:
             self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
         return self.state
 
+    @exclusive
     def query(self, attr_mask: QpAttrMask | None = None) -> QpAttr:
         """The attributes as the device has them now.
 
@@ -254,6 +293,7 @@ class QueuePair(Owned):
         """
         return QpAttr.of(verbs.ibv_query_qp(self.pointer, int(_QUERY if attr_mask is None else attr_mask))[0])
 
+    @exclusive
     def query_init(self) -> QpInitAttr:
         """What it was made with, as the device has it. Source: ibv_query_qp(3)."""
         return QpInitAttr.of(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.CAP))[1])
@@ -270,46 +310,68 @@ class QueuePair(Owned):
 
         Source: ibv_post_send(3).
         """
-        pointer = self.pointer
-        if self.state < _RTS:
-            raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
-        if more or request.work is not None or self.target is not None:
-            self._post_checked(pointer, (request, *more))
-            return
-        number = self._post_send(pointer, request.wr, self._at_bad_send)
-        if number:
-            raise post_error(abs(number), (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
+        with self._lock:
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            if self.state < _RTS:
+                raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+            if more or request.work is not None or self.target is not None:
+                self._post_checked((request, *more))
+                return
+            number = self._post_send(pointer, request.wr, self._at_bad_send)
+            if number:
+                raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
 
-    def _post_checked(self, pointer: Any, requests: tuple[SendRequest, ...]) -> None:
-        for request in requests:
-            check_fits(request.work, self)
-        post(self._post_send, pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
-        for request in requests:
-            if request.work is not None and request.work.bind is not None:
-                mw, mr = request.work.bind
-                _, rkey, info = request.work.args
-                mw._bound(mr, info, rkey)
+    def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
+        works = [request.work for request in requests]
+        bound: list[tuple[int, MW, int, Any]] = []
+        with holding(thing for work in works if work is not None for thing in work.holds()):
+            for work in works:
+                check_fits(work, self)
+            try:
+                for index, work in enumerate(works):
+                    if work is not None and work.bind is not None:
+                        (mw, mr), (_, rkey, info) = work.bind, work.args
+                        bound.append((index, mw, rkey, mw._bound(mr, info, rkey)))
+                post(self._post_send, self.pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
+            except BaseException as e:
+                posted = (e.posted if isinstance(e, PostError) else 0) or 0
+                for index, mw, _, before in reversed(bound):
+                    if index >= posted:
+                        mw._unbound(before)
+                bound = [one for one in bound if one[0] < posted]
+                raise
+            finally:
+                for _, mw, rkey, _ in bound:
+                    mw.rkey = rkey
 
     def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
         """Post a receive work request, or several as one list.
 
         Raises:
             PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
-            StateError: the queue pair is in RESET, or receives from a shared queue.
-            ValueError: a request comes twice.
+            StateError: the queue pair is in RESET, or receives from a shared queue; or a region is closed.
+            ValueError: a request comes twice, or a region of another protection domain.
 
         Source: ibv_post_recv(3).
         """
-        pointer = self.pointer
-        if self.state == _RESET or self.srq is not None:
-            why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
-            raise StateError(f"post a receive to {self.name}: {why}.")
-        if more:
-            post(self._post_recv, pointer, (request, *more), "ibv_post_recv", f"to {self.name} in {self.state}")
-            return
-        number = self._post_recv(pointer, request.wr, self._at_bad_recv)
-        if number:
-            raise post_error(abs(number), (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
+        with self._lock:
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            if self.state == _RESET or self.srq is not None:
+                why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
+                raise StateError(f"post a receive to {self.name}: {why}.")
+            if more or request.regions:
+                requests = (request, *more)
+                for region in {region for one in requests for region in one.regions}:
+                    check_open(region, self)
+                post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
+                return
+            number = self._post_recv(pointer, request.wr, self._at_bad_recv)
+            if number:
+                raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
 
     def bind_mw(
         self,
@@ -342,15 +404,23 @@ class QueuePair(Owned):
         if mw.mw_type != MwType.TYPE_1:
             raise ValueError(f"bind {mw.name}: a bind_mw() work request binds type 2, this one type 1")
         info = mw.bind_info(mr, offset, length, access)
-        if mw.pd is not self.pd:
+        if self.pd is None or mw.pd.base is not self.pd.base:
             raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
-        if self.state < _RTS:
-            raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
-        verbs.ibv_bind_mw(self.pointer, mw.pointer, ibv_mw_bind(wr_id=wr_id, send_flags=int(flags), bind_info=info))
-        mw._bound(mr, info, mw.rkey)
+        bind = put(ibv_mw_bind(bind_info=info), wr_id=wr_id, send_flags=int(flags))
+        with self._lock, holding((mw, mr)):
+            if self.state < _RTS:
+                raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+            before = mw._bound(mr, info, mw.rkey)
+            try:
+                verbs.ibv_bind_mw(self.pointer, mw.pointer, bind)
+            except BaseException:
+                mw._unbound(before)
+                raise
+            mw._bound(mr, info, mw.rkey)
 
     # ---- multicast, and what only some devices have
 
+    @exclusive
     def attach_mcast(self, gid: Gid, lid: int = 0) -> None:
         """Receive what is sent to a multicast group, until :meth:`detach_mcast` or the end of the queue pair.
 
@@ -366,15 +436,17 @@ class QueuePair(Owned):
 
         Source: ibv_attach_mcast(3).
         """
-        verbs.ibv_attach_mcast(self.pointer, _gid(gid), lid)
+        verbs.ibv_attach_mcast(self.pointer, _gid(gid), bits("lid", lid, 16))
         self._groups.append((gid, lid))
 
+    @exclusive
     def detach_mcast(self, gid: Gid, lid: int = 0) -> None:
         """Leave a multicast group. Source: ibv_attach_mcast(3)."""
-        verbs.ibv_detach_mcast(self.pointer, _gid(gid), lid)
+        verbs.ibv_detach_mcast(self.pointer, _gid(gid), bits("lid", lid, 16))
         if (gid, lid) in self._groups:
             self._groups.remove((gid, lid))
 
+    @exclusive
     def query_ece(self) -> Ece:
         """The vendor's connection options that it would like; LibraryError where there are none.
 
@@ -383,10 +455,12 @@ class QueuePair(Owned):
         ece = verbs.ibv_query_ece(self.pointer)
         return Ece(ece.vendor_id, ece.options)
 
+    @exclusive
     def set_ece(self, ece: Ece) -> None:
         """Set the vendor's connection options that both ends agreed on, before RTR. Source: ibv_set_ece(3)."""
-        verbs.ibv_set_ece(self.pointer, ibv_ece(vendor_id=ece.vendor_id, options=ece.options))
+        verbs.ibv_set_ece(self.pointer, put(ibv_ece(), vendor_id=ece.vendor_id, options=ece.options))
 
+    @exclusive
     def data_in_order(self, opcode: WrOpcode, flags: QpDataInOrderFlags | None = None) -> QpDataInOrderCaps:
         """How far the bytes of a message reach memory in order; without ``RETURN_CAPS`` all or nothing.
 
@@ -394,6 +468,7 @@ class QueuePair(Owned):
         """
         return QpDataInOrderCaps(verbs.ibv_query_qp_data_in_order(self.pointer, int(opcode), int(flags or 0)))
 
+    @exclusive
     def limit_rate(self, rate_limit: int, max_burst_sz: int = 0, typical_pkt_sz: int = 0) -> None:
         """Pace what it sends.
 
@@ -404,7 +479,9 @@ class QueuePair(Owned):
 
         Source: ibv_modify_qp_rate_limit(3).
         """
-        attr = ibv_qp_rate_limit_attr(rate_limit, max_burst_sz, typical_pkt_sz)
+        attr = put(
+            ibv_qp_rate_limit_attr(), rate_limit=rate_limit, max_burst_sz=max_burst_sz, typical_pkt_sz=typical_pkt_sz
+        )
         verbs.ibv_modify_qp_rate_limit(self.pointer, attr)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from ctypes import POINTER, c_uint8, cast
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +13,6 @@ from typing import Any
 
 from . import verbs
 from .abi import (
-    QpAttrMask,
     QpCreateFlags,
     QpInitAttrMask,
     QpSendOpsFlags,
@@ -26,30 +26,33 @@ from .abi import (
 )
 from .address import UdAddress
 from .completion import CQ
-from .errors import PostError, StateError
+from .errors import PostError, StateError, VerbsError
+from .fields import bits, put
+from .handle import Owned, holding
 from .memory import MR, MW, PD
 from .queuepair import QueuePair, _queues
 from .request import SendRequest, fill_sges
 from .srq import SRQ, XRCD
 from .work import Operation, Work, check_fits
+from .workqueue import RwqIndTable
 
 __all__ = ["Batch", "QueuePairEx", "RxHash"]
 
-#: opcode -> its function, and the bit that asks for it when the queue pair is made
-_OPERATIONS: dict[WrOpcode, tuple[str, QpSendOpsFlags]] = {
-    WrOpcode.SEND: ("ibv_wr_send", QpSendOpsFlags.SEND),
-    WrOpcode.SEND_WITH_IMM: ("ibv_wr_send_imm", QpSendOpsFlags.SEND_WITH_IMM),
-    WrOpcode.SEND_WITH_INV: ("ibv_wr_send_inv", QpSendOpsFlags.SEND_WITH_INV),
-    WrOpcode.TSO: ("ibv_wr_send_tso", QpSendOpsFlags.TSO),
-    WrOpcode.RDMA_WRITE: ("ibv_wr_rdma_write", QpSendOpsFlags.RDMA_WRITE),
-    WrOpcode.RDMA_WRITE_WITH_IMM: ("ibv_wr_rdma_write_imm", QpSendOpsFlags.RDMA_WRITE_WITH_IMM),
-    WrOpcode.RDMA_READ: ("ibv_wr_rdma_read", QpSendOpsFlags.RDMA_READ),
-    WrOpcode.ATOMIC_CMP_AND_SWP: ("ibv_wr_atomic_cmp_swp", QpSendOpsFlags.ATOMIC_CMP_AND_SWP),
-    WrOpcode.ATOMIC_FETCH_AND_ADD: ("ibv_wr_atomic_fetch_add", QpSendOpsFlags.ATOMIC_FETCH_AND_ADD),
-    WrOpcode.ATOMIC_WRITE: ("ibv_wr_atomic_write", QpSendOpsFlags.ATOMIC_WRITE),
-    WrOpcode.FLUSH: ("ibv_wr_flush", QpSendOpsFlags.FLUSH),
-    WrOpcode.BIND_MW: ("ibv_wr_bind_mw", QpSendOpsFlags.BIND_MW),
-    WrOpcode.LOCAL_INV: ("ibv_wr_local_inv", QpSendOpsFlags.LOCAL_INV),
+#: opcode -> its verb, and the bit that asks for it when the queue pair is made
+_OPERATIONS: dict[WrOpcode, tuple[Callable[..., None], QpSendOpsFlags]] = {
+    WrOpcode.SEND: (verbs.ibv_wr_send, QpSendOpsFlags.SEND),
+    WrOpcode.SEND_WITH_IMM: (verbs.ibv_wr_send_imm, QpSendOpsFlags.SEND_WITH_IMM),
+    WrOpcode.SEND_WITH_INV: (verbs.ibv_wr_send_inv, QpSendOpsFlags.SEND_WITH_INV),
+    WrOpcode.TSO: (verbs.ibv_wr_send_tso, QpSendOpsFlags.TSO),
+    WrOpcode.RDMA_WRITE: (verbs.ibv_wr_rdma_write, QpSendOpsFlags.RDMA_WRITE),
+    WrOpcode.RDMA_WRITE_WITH_IMM: (verbs.ibv_wr_rdma_write_imm, QpSendOpsFlags.RDMA_WRITE_WITH_IMM),
+    WrOpcode.RDMA_READ: (verbs.ibv_wr_rdma_read, QpSendOpsFlags.RDMA_READ),
+    WrOpcode.ATOMIC_CMP_AND_SWP: (verbs.ibv_wr_atomic_cmp_swp, QpSendOpsFlags.ATOMIC_CMP_AND_SWP),
+    WrOpcode.ATOMIC_FETCH_AND_ADD: (verbs.ibv_wr_atomic_fetch_add, QpSendOpsFlags.ATOMIC_FETCH_AND_ADD),
+    WrOpcode.ATOMIC_WRITE: (verbs.ibv_wr_atomic_write, QpSendOpsFlags.ATOMIC_WRITE),
+    WrOpcode.FLUSH: (verbs.ibv_wr_flush, QpSendOpsFlags.FLUSH),
+    WrOpcode.BIND_MW: (verbs.ibv_wr_bind_mw, QpSendOpsFlags.BIND_MW),
+    WrOpcode.LOCAL_INV: (verbs.ibv_wr_local_inv, QpSendOpsFlags.LOCAL_INV),
 }
 
 
@@ -74,13 +77,12 @@ class QueuePairEx(QueuePair):
     Args:
         pd: its protection domain; None only for XRC_RECV, which has a domain instead.
         send_cq, recv_cq, qp_type, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data,
-            sq_sig_all, srq: as :class:`QueuePair`; XRC types have no receive queue and XRC_RECV no CQ.
+            sq_sig_all, srq, qp_context: as :class:`QueuePair`; XRC types have no receive queue and XRC_RECV no CQ.
         send_ops_flags: the operations that :meth:`batch` shall have; none at all by default.
         create_flags: ``QpCreateFlags``.
         xrcd: for XRC_RECV, its domain.
         max_tso_header: bytes of header wanted in a TSO send.
-        rwq_ind_tbl: pointer to ``struct ibv_rwq_ind_table``, for receive-side scaling
-            (``verbs.ibv_create_rwq_ind_table``).
+        rwq_ind_tbl: the table of work queues that it receives to, instead of a queue of its own.
         rx_hash_conf: how it spreads what it receives.
         source_qpn: the number that its packets carry instead of its own, for UD; 24 bits.
 
@@ -110,34 +112,41 @@ class QueuePairEx(QueuePair):
         create_flags: QpCreateFlags | None = None,
         xrcd: XRCD | None = None,
         max_tso_header: int = 0,
-        rwq_ind_tbl: Any = None,
+        rwq_ind_tbl: RwqIndTable | None = None,
         rx_hash_conf: RxHash | None = None,
         source_qpn: int | None = None,
+        qp_context: int = 0,
     ) -> None:
-        parents = self._parents_of(pd, xrcd, send_cq, recv_cq, srq)
-        init = ibv_qp_init_attr_ex(qp_type=qp_type, sq_sig_all=int(sq_sig_all))
-        init.cap.max_send_wr, init.cap.max_recv_wr = max_send_wr, max_recv_wr
-        init.cap.max_send_sge, init.cap.max_recv_sge = max_send_sge, max_recv_sge
-        init.cap.max_inline_data = max_inline_data
-        _queues(init, send_cq, recv_cq, srq)
+        parents = self._parents_of(pd, xrcd, send_cq, recv_cq, srq, rwq_ind_tbl)
+        init = put(ibv_qp_init_attr_ex(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
+        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
+        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
         later = {
-            "pd": pd and pd.pointer, "xrcd": xrcd and xrcd.pointer, "create_flags": create_flags,
-            "max_tso_header": max_tso_header, "rwq_ind_tbl": rwq_ind_tbl, "rx_hash_conf": rx_hash_conf,
-            "source_qpn": source_qpn, "send_ops_flags": send_ops_flags,
+            "pd": pd, "xrcd": xrcd, "create_flags": create_flags, "max_tso_header": max_tso_header,
+            "rwq_ind_tbl": rwq_ind_tbl, "rx_hash_conf": rx_hash_conf, "source_qpn": source_qpn,
+            "send_ops_flags": send_ops_flags,
         }  # fmt: skip
-        _fill_later(init, later)
+
+        def make() -> Any:
+            _queues(init, send_cq, recv_cq, srq)
+            _fill_later(init, later)
+            made = verbs.ibv_create_qp_ex(parents[0].context.pointer, init)
+            if self.send_ops_flags:
+                try:
+                    self._ex = verbs.ibv_qp_to_qp_ex(made)
+                except BaseException:
+                    verbs.ibv_destroy_qp(made)
+                    raise
+            return made
+
         self._batch: Batch | None = None
+        #: held from the start to the end of a batch: a second thread waits here, not in the provider
         self._writing = threading.Lock()
         self.send_ops_flags = send_ops_flags or QpSendOpsFlags(0)
-        self._own(verbs.ibv_create_qp_ex(parents[0].context.pointer, init), init, parents, qp_type, srq)
         self.max_tso_header = max_tso_header
-        self._functions: dict[str, Callable[..., Any]] = {}
-        if self.send_ops_flags:
-            try:
-                self._ex = verbs.ibv_qp_to_qp_ex(self.pointer)
-            except BaseException:
-                self.close()
-                raise
+        self._known: set[str] = set()
+        self._own(make, init, parents, qp_type, srq)
 
     def batch(self) -> Batch:
         """Work requests that are written straight into the send queue and posted together.
@@ -158,42 +167,47 @@ class QueuePairEx(QueuePair):
             raise StateError(f"begin a batch on {self.name}: it was made without send_ops_flags.")
         return Batch(self)
 
-    def _function(self, verb: str) -> Callable[..., Any]:
-        """A function of the builder; found at its first use, since a provider may leave some out."""
-        found = self._functions.get(verb)
-        if found is None:
-            found = self._functions[verb] = verbs.op(verb, self._ex)
-        return found
+    def _check_has(self, verb: Callable[..., None]) -> None:
+        """Refuse a verb that the provider has left out; asked at its first use."""
+        if verb.__name__ not in self._known:
+            verbs.op(verb.__name__, self._ex)
+            self._known.add(verb.__name__)
 
-    def _no_batch(self, doing: str) -> None:
-        """Inside of a batch the provider may hold a lock that a call of the same thread would wait for, for ever."""
+    def _no_batch(self, doing: str) -> threading.Lock:
+        """To be held where the provider may take the lock that it holds within a batch."""
         if self._batch is not None and self._batch.thread == threading.get_ident():
             raise StateError(f"{doing} {self.name}: a batch is open on it in this thread. Leave its block first.")
+        return self._writing
 
     def post_send(self, request: SendRequest, *more: SendRequest) -> None:
-        """As :meth:`QueuePair.post_send`, and not inside of a batch."""
-        self._no_batch("post to")
-        super().post_send(request, *more)
+        """As :meth:`QueuePair.post_send`, and not inside of a batch; waits for another thread's."""
+        with self._no_batch("post to"):
+            super().post_send(request, *more)
 
     def bind_mw(self, wr_id: int, mw: MW, mr: MR, **options: Any) -> None:
-        """As :meth:`QueuePair.bind_mw`, and not inside of a batch."""
-        self._no_batch("post to")
-        super().bind_mw(wr_id, mw, mr, **options)
+        """As :meth:`QueuePair.bind_mw`, and not inside of a batch; waits for another thread's."""
+        with self._no_batch("post to"):
+            super().bind_mw(wr_id, mw, mr, **options)
 
-    def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
-        self._no_batch("move")
-        super()._modify(attr, mask, to, path)
+    def _alone(self, doing: str) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(self._no_batch(doing))
+        stack.enter_context(self._lock)
+        return stack
 
     def _release(self, handle: Any) -> None:
-        if self._batch is not None:
-            self._batch._drop()
+        batch = self._batch
+        if batch is not None:
+            if batch.thread != threading.get_ident() and any(t.ident == batch.thread for t in threading.enumerate()):
+                raise StateError(f"close {self.name}: another thread is within a batch. Let it leave its block first.")
+            batch._drop()
         super()._release(handle)
 
 
 def _fill_later(init: ibv_qp_init_attr_ex, later: Mapping[str, Any]) -> None:
     """The fields after ``comp_mask``, which is derived from those that are given."""
     mask = QpInitAttrMask(0)
-    bits = {
+    comes_with = {
         "pd": QpInitAttrMask.PD, "xrcd": QpInitAttrMask.XRCD, "create_flags": QpInitAttrMask.CREATE_FLAGS,
         "max_tso_header": QpInitAttrMask.MAX_TSO_HEADER, "rwq_ind_tbl": QpInitAttrMask.IND_TABLE,
         "rx_hash_conf": QpInitAttrMask.RX_HASH, "source_qpn": QpInitAttrMask.CREATE_FLAGS,
@@ -202,18 +216,18 @@ def _fill_later(init: ibv_qp_init_attr_ex, later: Mapping[str, Any]) -> None:
     for name, value in later.items():
         if not value and not (name == "source_qpn" and value is not None):
             continue
-        mask |= bits[name]
+        mask |= comes_with[name]
         if name == "rx_hash_conf":
             key = (c_uint8 * len(value.key)).from_buffer_copy(value.key)
             conf = init.rx_hash_conf
-            conf.rx_hash_function, conf.rx_hash_key_len = int(value.function), len(value.key)
-            conf.rx_hash_key, conf.rx_hash_fields_mask = cast(key, POINTER(c_uint8)), int(value.fields)
+            put(conf, rx_hash_function=int(value.function), rx_hash_key_len=len(value.key))
+            put(conf, rx_hash_key=cast(key, POINTER(c_uint8)), rx_hash_fields_mask=int(value.fields))
         elif name == "source_qpn":
             if not 0 <= value <= 0xFFFFFF:
                 raise ValueError(f"source_qpn is {value}: give 24 bits")
             init.source_qpn, init.create_flags = value, init.create_flags | QpCreateFlags.SOURCE_QPN
         else:
-            setattr(init, name, value)
+            put(init, **{name: value.pointer if isinstance(value, Owned) else value})
     init.comp_mask = int(mask)
 
 
@@ -234,7 +248,7 @@ class Batch(Work):
         self.thread: int | None = None
         self._aborted = False
         self._kept: list[Any] = []
-        self._bound: list[tuple[MW, int, Any]] = []
+        self._bound: list[tuple[MW, Any]] = []
 
     def __enter__(self) -> Batch:
         qp = self._qp
@@ -246,12 +260,14 @@ class Batch(Work):
             raise StateError(f"begin a batch on {qp.name}: this one was used. Ask for another one.")
         qp._writing.acquire()
         try:
-            qp._function("ibv_wr_start")(qp._ex)
+            with qp._lock:
+                qp.pointer  # noqa: B018
+                verbs.ibv_wr_start(qp._ex)
+                self.thread, qp._batch = threading.get_ident(), self
+                self._wr = qp._ex.contents
         except BaseException:
             qp._writing.release()
             raise
-        self.thread, qp._batch = threading.get_ident(), self
-        self._wr = qp._ex.contents
         return self
 
     def __exit__(
@@ -271,69 +287,79 @@ class Batch(Work):
         self._drop()
 
     def _drop(self) -> None:
-        if self.thread is not None:
-            try:
-                self._qp._function("ibv_wr_abort")(self._qp._ex)
-            finally:
-                self._end(undo=True)
+        with self._qp._lock:
+            if self.thread is not None:
+                try:
+                    verbs.ibv_wr_abort(self._qp._ex)
+                finally:
+                    self._end(undo=True)
 
     def _complete(self) -> None:
-        number = -1
+        posted = False
         try:
-            number = self._qp._function("ibv_wr_complete")(self._qp._ex)
-        finally:
-            self._end(undo=number != 0)
-        if number:
+            with self._qp._lock:
+                try:
+                    verbs.ibv_wr_complete(self._qp._ex)
+                    posted = True
+                finally:
+                    self._end(undo=not posted)
+        except VerbsError as e:
             doing = f"post a batch of {self.count} work requests to {self._qp.name} in {self._qp.state}"
-            raise PostError("ibv_wr_complete", abs(number), doing, posted=0)
+            raise PostError(e.verb, e.errno or 0, doing, posted=0, hint=e.hint) from None
 
     def _end(self, undo: bool) -> None:
         if undo:
-            for mw, rkey, region in reversed(self._bound):
-                if not mw.closed:
-                    mw.rkey, mw._region = rkey, region
+            for mw, before in reversed(self._bound):
+                mw._unbound(before)
         self.thread = self._qp._batch = None
         self._kept.clear()
         self._qp._writing.release()
 
     def _put(self, work: Operation) -> None:
         qp = self._qp
-        if self.thread != threading.get_ident():
-            raise StateError(f"{work.opcode} on {qp.name}: its batch is not open in this thread. Use it in its block.")
-        verb, bit = _OPERATIONS[work.opcode]
-        if not bit & qp.send_ops_flags:
-            raise StateError(f"{work.opcode} on {qp.name}: it was made without QpSendOpsFlags.{bit} in send_ops_flags.")
-        check_fits(work, qp)
-        function = qp._function(verb)
-        setters = [(qp._function(name), args) for name, args in self._setters(work)]
-        self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
-        function(qp._ex, *work.args)
-        for setter, args in setters:
-            setter(qp._ex, *args)
-        self.count += 1
-        self._kept.append(work)
+        with qp._lock, holding(work.holds()):
+            if self.thread != threading.get_ident():
+                why = "its batch is not open in this thread. Use it in its block."
+                raise StateError(f"{work.opcode} on {qp.name}: {why}")
+            verb, bit = _OPERATIONS[work.opcode]
+            if not bit & qp.send_ops_flags:
+                why = f"it was made without QpSendOpsFlags.{bit} in send_ops_flags."
+                raise StateError(f"{work.opcode} on {qp.name}: {why}")
+            check_fits(work, qp)
+            calls = [(verb, work.args), *self._setters(work)]
+            for each, _ in calls:
+                qp._check_has(each)
+            self._write(work, calls)
+
+    def _write(self, work: Operation, calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         if work.bind is not None:
             mw, mr = work.bind
-            self._bound.append((mw, mw.rkey, mw._region))
-            mw._bound(mr, work.args[2], work.args[1])
+            self._bound.append((mw, mw._bound(mr, work.args[2], work.args[1])))
+        self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
+        for verb, args in calls:
+            verb(self._wr, *args)
+        if work.bind is not None:
+            work.bind[0].rkey = work.args[1]
+        self.count += 1
+        self._kept.append(work)
 
-    def _setters(self, work: Operation) -> list[tuple[str, tuple[Any, ...]]]:
+    def _setters(self, work: Operation) -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
         """What follows the operation: where its bytes are, and whom it is for."""
-        found: list[tuple[str, tuple[Any, ...]]] = []
+        found: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         if work.inline:
             data = ctypes.create_string_buffer(work.inline, len(work.inline))
             self._kept.append(data)
-            found.append(("ibv_wr_set_inline_data", (ctypes.addressof(data), len(work.inline))))
+            found.append((verbs.ibv_wr_set_inline_data, (ctypes.addressof(data), len(work.inline))))
         elif len(work.pieces) == 1:
             piece = work.pieces[0]
-            found.append(("ibv_wr_set_sge", (piece.lkey, piece.addr, piece.length)))
+            found.append((verbs.ibv_wr_set_sge, (piece.lkey, piece.addr, piece.length)))
         elif work.pieces:
             array = (ibv_sge * len(work.pieces))()
             fill_sges(array, work.pieces)
-            found.append(("ibv_wr_set_sge_list", (len(work.pieces), array)))
+            found.append((verbs.ibv_wr_set_sge_list, (len(work.pieces), array)))
         if isinstance(work.to, UdAddress):
             to = work.to
-            found.append(("ibv_wr_set_ud_addr", (to.ah.pointer, to.remote_qpn, to.remote_qkey)))
+            found.append((verbs.ibv_wr_set_ud_addr, (to.ah.pointer, to.remote_qpn, to.remote_qkey)))
         elif work.to is not None:
-            found.append(("ibv_wr_set_xrc_srqn", (work.to.srqn,)))
+            found.append((verbs.ibv_wr_set_xrc_srqn, (work.to.srqn,)))
         return found

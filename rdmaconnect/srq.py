@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,13 @@ from .abi import (
     ibv_srq_init_attr_ex,
     ibv_xrcd_init_attr,
 )
-from .completion import CQ
+from .completion import CQ, apart_from
 from .device import Context
-from .handle import Owned
+from .fields import put
+from .handle import Owned, exclusive
 from .memory import PD
 from .request import RecvRequest, post
+from .work import check_open
 
 __all__ = ["SRQ", "XRCD", "SrqAttr"]
 
@@ -42,9 +45,11 @@ class XRCD(Owned):
     """
 
     def __init__(self, context: Context, fd: int = -1, oflags: int = os.O_CREAT) -> None:
-        attr = ibv_xrcd_init_attr(comp_mask=XrcdInitAttrMask.FD | XrcdInitAttrMask.OFLAGS, fd=fd, oflags=oflags)
-        super().__init__(verbs.ibv_open_xrcd(context.pointer, attr), f"XRC domain of {context.name}", (context,))
+        attr = ibv_xrcd_init_attr(comp_mask=XrcdInitAttrMask.FD | XrcdInitAttrMask.OFLAGS)
+        put(attr, fd=fd, oflags=oflags)
         self.context = context
+        name = f"XRC domain of {context.name}"
+        super().__init__(lambda: verbs.ibv_open_xrcd(context.pointer, attr), name, (context,))
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_close_xrcd(pointer)
@@ -102,45 +107,53 @@ class SRQ(Owned):
     ) -> None:
         parents = tuple(thing for thing in (pd, xrcd, cq) if thing is not None)
         for thing in (xrcd, cq):
-            if thing is not None and thing.context is not pd.context:
+            if thing is not None and not thing.context.is_same(pd.context):
                 raise ValueError(f"share receives in {pd.name}: {thing.name} is of another device")
-        sizes = ibv_srq_attr(max_wr=max_wr, max_sge=max_sge)
-        attr: Any
-        if srq_type == SrqType.BASIC:
-            attr = ibv_srq_init_attr(attr=sizes)
-            handle = verbs.ibv_create_srq(pd.pointer, attr)
-        else:
-            attr = ibv_srq_init_attr_ex(attr=sizes, srq_type=srq_type, pd=pd.pointer)
-            bits = SrqInitAttrMask.TYPE | SrqInitAttrMask.PD
-            if xrcd is not None:
-                attr.xrcd, bits = xrcd.pointer, bits | SrqInitAttrMask.XRCD
-            if cq is not None:
-                attr.cq, bits = cq.pointer, bits | SrqInitAttrMask.CQ
-            if srq_type == SrqType.TM:
-                attr.tm_cap.max_num_tags, attr.tm_cap.max_ops = max_num_tags, max_ops
-                bits |= SrqInitAttrMask.TM
-            attr.comp_mask = int(bits)
-            handle = verbs.ibv_create_srq_ex(pd.context.pointer, attr)
-        super().__init__(handle, f"{srq_type} SRQ of {pd.context.name}", parents)
-        self.pd, self.context, self.srq_type = pd, pd.context, srq_type
-        self.max_wr: int = attr.attr.max_wr
-        self.max_sge: int = attr.attr.max_sge
-        self._post_recv = verbs.op("ibv_post_srq_recv", handle.contents.context)
+        attr: Any = ibv_srq_init_attr() if srq_type == SrqType.BASIC else ibv_srq_init_attr_ex()
+        put(attr.attr, max_wr=max_wr, max_sge=max_sge)
+        if srq_type == SrqType.TM:
+            put(attr.tm_cap, max_num_tags=max_num_tags, max_ops=max_ops)
+
+        def make() -> Any:
+            if srq_type == SrqType.BASIC:
+                made = verbs.ibv_create_srq(pd.pointer, attr)
+            else:
+                _fill_ex(attr, srq_type, pd, xrcd, cq)
+                made = verbs.ibv_create_srq_ex(pd.context.pointer, attr)
+            self.max_wr: int = attr.attr.max_wr
+            self.max_sge: int = attr.attr.max_sge
+            self._post_recv = verbs.op("ibv_post_srq_recv", made.contents.context)
+            return made
+
+        self.pd, self.context, self.srq_type, self._cq = pd, pd.context, srq_type, cq
+        super().__init__(make, f"{srq_type} SRQ of {pd.context.name}", parents)
+
+    def _must_wait(self) -> bool:
+        return self.context.takes_event()
+
+    def _apart(self) -> AbstractContextManager[object]:
+        return apart_from([self._cq], f"close {self.name}")
 
     def _release(self, handle: Any) -> None:
-        verbs.ibv_destroy_srq(handle)
+        with self.context.destroying():
+            verbs.ibv_destroy_srq(handle)
 
+    @exclusive
     def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
         """Post a receive, or several as one list.
 
         Raises:
             PostError: ENOMEM when the queue is full, EINVAL for too many pieces; says how many were posted.
-            ValueError: a request comes twice.
+            StateError: it or a region is closed.
+            ValueError: a request comes twice, or a region of another protection domain.
 
         Source: ibv_post_srq_recv(3).
         """
+        for region in {region for one in (request, *more) for region in one.regions}:
+            check_open(region, self)
         post(self._post_recv, self.pointer, (request, *more), "ibv_post_srq_recv", f"to {self.name}")
 
+    @exclusive
     def modify(self, *, max_wr: int | None = None, srq_limit: int | None = None) -> None:
         """Resize it, or arm its limit.
 
@@ -152,15 +165,18 @@ class SRQ(Owned):
         """
         given = ((SrqAttrMask.MAX_WR, max_wr), (SrqAttrMask.LIMIT, srq_limit))
         mask = sum(int(bit) for bit, value in given if value is not None)
-        verbs.ibv_modify_srq(self.pointer, ibv_srq_attr(max_wr=max_wr or 0, srq_limit=srq_limit or 0), mask)
+        attr = put(ibv_srq_attr(), max_wr=max_wr or 0, srq_limit=srq_limit or 0)
+        verbs.ibv_modify_srq(self.pointer, attr, mask)
         if max_wr is not None:
             self.max_wr = self.query().max_wr
 
+    @exclusive
     def query(self) -> SrqAttr:
         """Its sizes and its limit as they are now. Source: ibv_query_srq(3)."""
         attr = verbs.ibv_query_srq(self.pointer)
         return SrqAttr(attr.max_wr, attr.max_sge, attr.srq_limit)
 
+    @exclusive
     def number(self) -> int:
         """The number that an XRC_SEND work request names it by, 24 bits.
 
@@ -170,3 +186,16 @@ class SRQ(Owned):
         Source: ibv_get_srq_num(3).
         """
         return verbs.ibv_get_srq_num(self.pointer)
+
+
+def _fill_ex(attr: Any, srq_type: SrqType, pd: PD, xrcd: XRCD | None, cq: CQ | None) -> None:
+    """What the extended verb needs besides the sizes."""
+    mask = SrqInitAttrMask.TYPE | SrqInitAttrMask.PD
+    put(attr, srq_type=int(srq_type), pd=pd.pointer)
+    if xrcd is not None:
+        attr.xrcd, mask = xrcd.pointer, mask | SrqInitAttrMask.XRCD
+    if cq is not None:
+        attr.cq, mask = cq.pointer, mask | SrqInitAttrMask.CQ
+    if srq_type == SrqType.TM:
+        mask |= SrqInitAttrMask.TM
+    attr.comp_mask = int(mask)

@@ -2,8 +2,9 @@
 
 ``TABLE[qp_type][frm, to]`` is a :class:`Row` of required and optional bits. The required columns are
 those of ibv_modify_qp(3); the optional ones those of the kernel's ``qp_state_table``
-(drivers/infiniband/core/verbs.c), as is the rule that ``IBV_QP_STATE`` is always allowed and that
-``IBV_QP_CUR_STATE`` only where the queue pair can have moved by itself.
+(drivers/infiniband/core/verbs.c), as is the rule that ``IBV_QP_STATE`` is always allowed, that
+``IBV_QP_CUR_STATE`` only where the queue pair can have moved by itself, and that ``IBV_QP_RATE_LIMIT`` is left to
+the drivers (since Linux 7.2).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from .errors import StateError
 
 __all__ = [
     "AH_RANGES",
+    "DRIVERS",
     "FIELDS",
     "RANGES",
     "TABLE",
@@ -37,6 +39,9 @@ RESET, INIT, RTR, RTS, SQD, SQE, ERR = (
 )  # fmt: skip
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 RAW, XSEND, XRECV = QpType.RAW_PACKET, QpType.XRC_SEND, QpType.XRC_RECV
+
+#: bits that no table speaks of: each driver says for which types and steps it takes them
+DRIVERS = M.RATE_LIMIT
 
 #: bit of the mask -> the fields of ``ibv_qp_attr`` that it makes the driver read
 FIELDS: dict[QpAttrMask, tuple[str, ...]] = {
@@ -160,11 +165,10 @@ _ROWS: dict[tuple[QpState, QpState], dict[QpType, tuple[str, str]]] = {
         XSEND: (_REQUESTER, _LIVE),
         XRECV: ("TIMEOUT SQ_PSN", f"{_LIVE} MIN_RNR_TIMER"),
         UD: ("SQ_PSN", "CUR_STATE QKEY"),
-        RAW: ("", "RATE_LIMIT"),
     },
     (RTS, RTS): {
         RC: ("", f"{_LIVE} MIN_RNR_TIMER"), UC: ("", _LIVE), XSEND: ("", _LIVE),
-        XRECV: ("", f"{_LIVE} MIN_RNR_TIMER"), UD: ("", "CUR_STATE QKEY"), RAW: ("", "RATE_LIMIT"),
+        XRECV: ("", f"{_LIVE} MIN_RNR_TIMER"), UD: ("", "CUR_STATE QKEY"),
     },
     (RTS, SQD): dict.fromkeys((RC, UC, UD, XSEND, XRECV), ("", "EN_SQD_ASYNC_NOTIFY")),
     (SQD, RTS): {
@@ -240,7 +244,7 @@ def diagnose(qp_type: QpType, frm: QpState, to: QpState, mask: int) -> Diagnosis
     """
     row = _lookup(qp_type, frm, to)
     # integers, as the complement of an enum's flags lacks the bits that the enum does not name
-    required, allowed = int(row.required), int(row.required | row.optional | M.STATE)
+    required, allowed = int(row.required), int(row.required | row.optional | M.STATE | DRIVERS)
     return Diagnosis(QpAttrMask(required & ~int(mask)), QpAttrMask(int(mask) & ~allowed))
 
 
@@ -345,7 +349,7 @@ def step(
         frm: the state it is in.
         to: the state it is to enter.
         values: an object with an attribute for each field that the row needs, named as in ``ibv_qp_attr``.
-        optional: bits of the row's optional column to give as well.
+        optional: bits of the row's optional column, or of :data:`DRIVERS`, to give as well.
 
     Returns:
         (field -> value, mask): the row's required bits, ``STATE`` and ``optional``.

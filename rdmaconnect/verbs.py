@@ -17,9 +17,10 @@ import ctypes
 import errno
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
-from ctypes import POINTER, byref, sizeof
+from ctypes import POINTER, _Pointer, byref, sizeof
 from functools import cache, lru_cache
 from typing import Any
 
@@ -52,11 +53,17 @@ def library() -> Any:
     """libibverbs as ``ctypes.CDLL``, loaded once; or what :func:`use` was given.
 
     Raises:
-        LibraryError: it cannot be loaded.
+        LibraryError: it cannot be loaded, or this Python is not a 64-bit one.
     """
     if _stand_in is not None:
         return _stand_in
     name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
+    if sys.maxsize < 1 << 32:
+        # abi has the structs of 64-bit Linux: in another libibverbs each field would be read in a wrong place
+        raise LibraryError(f"load {name}: this Python has 32 bits, and rdmaconnect needs 64. Use a 64-bit Python.")
+    # read once, with the first list of devices: where a device is gone, destroying frees what is this process's, and
+    # succeeds. Since rdma-core 20, libibverbs/cmd_write.h, verbs_is_destroy_err; events see ``Context.destroying``
+    os.environ.setdefault("RDMAV_ALLOW_DISASSOC_DESTROY", "1")
     try:
         return ctypes.CDLL(name, use_errno=True)
     except OSError as e:
@@ -66,18 +73,83 @@ def library() -> Any:
         ) from None
 
 
-def _errno_of(fails: Fails, result: Any) -> int:
-    """The errno that a result stands for; 0 if it is no failure."""
-    if fails is Fails.NULL_ERRNO:
-        return 0 if result else ctypes.get_errno() or errno.EIO
-    if fails is Fails.ERRNO_RETURNED:
-        # a few providers return -errno or -1 here all the same
-        return ctypes.get_errno() or errno.EIO if result == -1 else abs(result)
-    if fails is Fails.MINUS_ONE:
-        return ctypes.get_errno() or errno.EIO if result < 0 else 0
-    if fails is Fails.MINUS_ERRNO:
-        return -result if result < 0 else 0
-    return 0
+def complaints() -> tuple[str, ...]:
+    """What libibverbs says when it looks for devices and their providers, which no verb tells.
+
+    It prints that on stderr, once. Here a process of its own is asked again: what comes on the stderr of this one is
+    the application's.
+
+    Returns:
+        Its lines; none where it has nothing to say or cannot be asked.
+
+    Source: libibverbs/dynamic_driver.c, libibverbs/init.c (``IBV_SHOW_WARNINGS``).
+    """
+    if _stand_in is not None or not os.path.basename(sys.executable or "").startswith("python"):
+        return ()
+    ask = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ibv_get_device_list(None)"
+    name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", ask, name], env={**os.environ, "IBV_SHOW_WARNINGS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=10, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return tuple(line for line in lines if line.startswith("libibverbs: "))
+
+
+# ---- how a verb says that it has failed
+
+
+#: convention -> (result, errno that the call left) -> errno, 0 for success, EIO where there is no reason.
+#: A few providers return -errno where an errno is due, and some -1, which is not EPERM.
+_ERRNO: dict[Fails, Callable[[Any, int], int]] = {
+    Fails.NULL_ERRNO: lambda result, left: 0 if result else left or errno.EIO,
+    Fails.ERRNO_RETURNED: lambda result, left: abs(result) if result != -1 else left or errno.EIO,
+    Fails.MINUS_ONE: lambda result, left: 0 if result >= 0 else left or errno.EIO,
+    Fails.MINUS_ERRNO: lambda result, left: max(-result, 0) if result != -1 else left or errno.EIO,
+    Fails.POLL_COUNT: lambda result, left: 0 if result >= 0 else errno.EIO,
+    Fails.POLL_ERRNO: lambda result, left: result if result >= 0 else errno.EIO,
+    Fails.NEVER: lambda result, left: 0,
+}
+_FAILS = {o.name: o.fails for o in abi.OPS.values()} | {p.name: p.fails for p in abi.PROTOTYPES.values()}
+
+
+def errno_of(name: str, result: Any, left: int = 0) -> int:
+    """The errno that a verb's result stands for, by the verb's own convention.
+
+    Args:
+        name: the verb.
+        result: what it returned.
+        left: the variable errno after the call, if it was 0 before; it counts only where the convention says so.
+
+    Returns:
+        0 if the result is no failure; EIO for a failure without a reason.
+    """
+    return _ERRNO[_FAILS[name]](result, left)
+
+
+def failed(name: str, result: Any, doing: str, left: int = 0, hint: str | None = None) -> LibraryError | VerbsError:
+    """The exception for a result that is a failure; arguments as :func:`errno_of`, and what was being done."""
+    number = errno_of(name, result, left)
+    if number == errno.EOPNOTSUPP and name in _OPTIONAL:
+        # libibverbs puts a stub in each empty slot of a provider's table (libibverbs/dummy_ops.c)
+        return LibraryError(f"{doing}: {_absent(name)}", number)
+    if number == errno.EIO and hint is None:
+        hint = unexplained(name, result, left) or None
+    return VerbsError(name, number, doing, hint)
+
+
+def unexplained(name: str, result: Any, left: int = 0) -> str:
+    """What to say of a failure without a reason, for which EIO stands in; "" if it has one."""
+    fails = _FAILS[name]
+    if fails in (Fails.POLL_COUNT, Fails.POLL_ERRNO):
+        given = result >= 0
+    else:
+        given = bool(left) or (bool(result) and result != -1)
+    what = "NULL and set no errno" if fails is Fails.NULL_ERRNO else result
+    return "" if given else f"It gave no reason: {name} answered {what}."
 
 
 @cache
@@ -96,12 +168,18 @@ def _symbol(name: str) -> Any:
 
 def _call(name: str, *args: Any, doing: str = "", hint: str | None = None) -> Any:
     """Call an exported function and raise by its failure convention."""
-    function = _symbol(name)
+    return _checked(name, _symbol(name), args, doing, hint)
+
+
+def _checked(
+    name: str, function: Callable[..., Any], args: tuple[Any, ...], doing: str, hint: str | None = None
+) -> Any:
     ctypes.set_errno(0)
     result = function(*args)
-    number = _errno_of(abi.PROTOTYPES[name].fails, result)
-    if number:
-        raise _failed(name, number, doing, hint)
+    if _FAILS[name] is not Fails.NEVER:
+        left = ctypes.get_errno()
+        if errno_of(name, result, left):
+            raise failed(name, result, doing, left, hint)
     return result
 
 
@@ -109,20 +187,36 @@ def _call(name: str, *args: Any, doing: str = "", hint: str | None = None) -> An
 _OPTIONAL = frozenset(
     {
         "ibv_advise_mr",
+        "ibv_alloc_dm",
         "ibv_alloc_mw",
+        "ibv_alloc_null_mr",
+        "ibv_alloc_parent_domain",
+        "ibv_alloc_td",
+        "ibv_attach_counters_point_flow",
         "ibv_attach_mcast",
         "ibv_create_ah",
+        "ibv_create_counters",
+        "ibv_create_flow",
         "ibv_create_rwq_ind_table",
         "ibv_create_srq",
         "ibv_create_wq",
+        "ibv_dm_export_dmabuf_fd",
         "ibv_get_srq_num",
+        "ibv_import_device",
+        "ibv_import_dm",
+        "ibv_import_mr",
+        "ibv_import_pd",
         "ibv_modify_cq",
         "ibv_modify_qp_rate_limit",
         "ibv_open_qp",
         "ibv_open_xrcd",
+        "ibv_post_srq_ops",
         "ibv_query_ece",
         "ibv_query_rt_values_ex",
+        "ibv_read_counters",
+        "ibv_reg_dm_mr",
         "ibv_reg_dmabuf_mr",
+        "ibv_reg_mr_ex",
         "ibv_rereg_mr",
         "ibv_resize_cq",
         "ibv_set_ece",
@@ -130,17 +224,41 @@ _OPTIONAL = frozenset(
 )
 
 
-def _failed(name: str, number: int, doing: str, hint: str | None = None) -> LibraryError | VerbsError:
-    """The exception for a verb that answered with an errno."""
-    if number == errno.EOPNOTSUPP and name in _OPTIONAL:
-        # libibverbs puts a stub in each empty slot of a provider's table (libibverbs/dummy_ops.c)
-        return LibraryError(f"{doing}: {_absent(name)}", number)
-    return VerbsError(name, number, doing, hint)
-
-
 def _absent(name: str) -> str:
     hint = hint_for(name, errno.EOPNOTSUPP)
     return f"{name}: EOPNOTSUPP, the device's provider does not have it. {hint}".rstrip()
+
+
+# ---- what verbs.h has inline, through tables of function pointers
+
+
+def op(name: str, holder: Any) -> Callable[..., Any]:
+    """The function behind an inline verb: the one way to it, for the functions here and for the hot path.
+
+    Args:
+        name: the verb, for example ``ibv_poll_cq``.
+        holder: what has the function pointer, or a pointer to it: ``struct ibv_context`` for its op tables,
+            or the object itself (``struct ibv_cq_ex``, ``ibv_qp_ex``, ...): see ``abi.OPS``.
+
+    Returns:
+        The C function; :func:`errno_of` reads its result. It is good for as long as ``holder``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where library or provider lack it.
+    """
+    found = abi.OPS[name]
+    struct = holder.contents if isinstance(holder, _Pointer) else holder
+    if found.table == "context":
+        struct = struct.ops
+    elif found.table == "verbs_context":
+        struct = _verbs_context(name, struct, found.field)
+    function: Any = getattr(struct, found.field)
+    if not function:
+        raise LibraryError(_absent(name), errno.EOPNOTSUPP)
+    if found.fails is Fails.NULL_ERRNO:
+        kept: Callable[..., Any] = _with_errno(function.__class__)(ctypes.cast(function, ctypes.c_void_p).value)
+        return kept
+    return function  # type: ignore[no-any-return]
 
 
 @cache
@@ -149,26 +267,15 @@ def _with_errno(pointer_type: Any) -> Any:
     return ctypes.CFUNCTYPE(pointer_type._restype_, *pointer_type._argtypes_, use_errno=True)
 
 
-def _entry(name: str, holder: Any, field: str) -> Callable[..., Any]:
-    """The function behind a field of function-pointer type."""
-    pointer = getattr(holder, field)
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    if not address:
-        raise LibraryError(_absent(name), errno.EOPNOTSUPP)
-    kind: Any = type(pointer)
-    function: Callable[..., Any] = _with_errno(kind)(address)
-    return function
-
-
 def _verbs_context(name: str, context: Any, field: str) -> Any:
     """``verbs_context`` in front of ``context``, if it reaches as far as ``field``.
 
     Source: infiniband/verbs.h, ``verbs_get_ctx`` and ``verbs_get_ctx_op``.
     """
     extended = abi.verbs_context
-    if context.contents.abi_compat != ctypes.c_void_p(-1).value:
+    if context.abi_compat != ctypes.c_void_p(-1).value:
         raise LibraryError(f"{name}: the device's provider has no extended verbs.", errno.EOPNOTSUPP)
-    address = ctypes.addressof(context.contents) - extended.context.offset
+    address = ctypes.addressof(context) - extended.context.offset
     # the struct grows towards lower addresses: an older library's is shorter in front
     size = ctypes.c_size_t.from_address(address + extended.sz.offset).value
     if size < sizeof(extended) - getattr(extended, field).offset:
@@ -176,33 +283,9 @@ def _verbs_context(name: str, context: Any, field: str) -> Any:
     return extended.from_address(address)
 
 
-def op(name: str, holder: Any) -> Callable[..., Any]:
-    """The function behind an inline verb, unchecked.
-
-    Args:
-        name: the verb, for example ``ibv_poll_cq``.
-        holder: pointer to what has the function pointer: ``struct ibv_context`` for its op tables, or
-            the object itself (``struct ibv_cq_ex``, ``ibv_qp_ex``, ...): see ``abi.OPS``.
-
-    Returns:
-        The C function: for the hot path, which looks at the result itself.
-    """
-    found = abi.OPS[name]
-    if found.table == "verbs_context":
-        return _entry(name, _verbs_context(name, holder, found.field), found.field)
-    if found.table == "context":
-        return _entry(name, holder.contents.ops, found.field)
-    return _entry(name, holder.contents, found.field)
-
-
-def _call_op(name: str, context: Any, *args: Any, doing: str = "") -> Any:
-    function = op(name, context)
-    ctypes.set_errno(0)
-    result = function(*args)
-    number = _errno_of(abi.OPS[name].fails, result)
-    if number:
-        raise _failed(name, number, doing)
-    return result
+def _call_op(name: str, holder: Any, *args: Any, doing: str = "") -> Any:
+    """Call an inline verb and raise by its failure convention."""
+    return _checked(name, op(name, holder), args, doing)
 
 
 # ---- devices
@@ -227,7 +310,7 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as e:
             ibv_free_device_list(array)
-            raise _failed("ibv_get_device_list", e.errno or 0, "list RDMA devices") from None
+            raise VerbsError("ibv_get_device_list", e.errno or errno.EIO, "list RDMA devices") from None
     return array, [array[i] for i in range(count.value)]
 
 
@@ -286,6 +369,25 @@ def ibv_close_device(context: Any) -> None:
     _call("ibv_close_device", context)
 
 
+def ibv_import_device(cmd_fd: int) -> Any:
+    """A context on the command descriptor of another one, which may be another process's.
+
+    Both see the same kernel objects: :func:`ibv_import_pd`, :func:`ibv_import_mr` and :func:`ibv_import_dm` make
+    them usable here by their handles.
+
+    Args:
+        cmd_fd: a duplicate of the other context's ``cmd_fd`` (``dup``, or sent over a UNIX socket with
+            SCM_RIGHTS). It is the context's from then on: ``ibv_close_device`` closes it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot (only mlx5 can, up to rdma-core 65), or a libibverbs
+            before rdma-core 31.
+
+    Source: ibv_import_device(3), ``ibv_import_device``.
+    """
+    return _call("ibv_import_device", cmd_fd, doing="import a device")
+
+
 def ibv_query_device(context: Any) -> abi.ibv_device_attr:
     """The device's limits; the real ones may be lower, as resources are shared.
 
@@ -296,20 +398,79 @@ def ibv_query_device(context: Any) -> abi.ibv_device_attr:
     return attr
 
 
-def ibv_query_device_ex(context: Any) -> abi.ibv_device_attr_ex:
-    """The device's limits and all its extended properties.
+def ibv_query_device_ex(context: Any, input: abi.ibv_query_device_ex_input | None = None) -> abi.ibv_device_attr_ex:
+    """The device's limits and its extended properties.
 
-    What the kernel, the provider or the library does not know stays 0, which for each of them means
-    "not supported". The input struct is reserved, and NULL is passed for it. Like
-    ``ibv_query_device``: upper limits, the real ones may be lower.
+    The maximum values are upper limits. It may not be possible to reach them: the number of any resource that
+    can really be made may be limited by the machine's configuration, the host's memory, the user's permissions,
+    and what other users and processes hold already. What kernel, provider or library does not know stays 0,
+    which for each of the fields means "not supported".
+
+    Where there is no extended query (no op, or it answers EOPNOTSUPP or ENOSYS), ``ibv_query_device`` fills
+    in ``orig_attr`` and all the rest is 0, as in the header's inline.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        input: for future extensions; its ``comp_mask`` must be 0. None stands for NULL.
+
+    Returns:
+        ``struct ibv_device_attr_ex``, a copy of the caller's own:
+
+        * ``orig_attr``: all that ``ibv_query_device`` tells.
+        * ``comp_mask``: meant to say which of the following are valid; no library sets a bit so far, 0.
+        * ``odp_caps``: on-demand paging, memory that is not pinned but faulted in by the device.
+          ``general_caps`` (``OdpGeneralCaps``): SUPPORT, it works at all; SUPPORT_IMPLICIT, for a region that
+          is the whole address space too. ``per_transport_caps`` has ``rc_odp_caps``, ``uc_odp_caps`` and
+          ``ud_odp_caps`` (``OdpTransportCaps``): which operations of RC, UC and UD may touch such memory:
+          SEND, RECV, WRITE (RDMA write), READ (RDMA read), ATOMIC, SRQ_RECV (receives of a shared queue),
+          FLUSH and ATOMIC_WRITE.
+        * ``completion_timestamp_mask``: the bits that a completion's timestamp can have; 0: it has none.
+        * ``hca_core_clock``: frequency of the clock of those timestamps, kHz.
+        * ``device_cap_flags_ex``: ``DeviceCapFlags``, those of ``orig_attr.device_cap_flags`` and the ones above
+          bit 31. PCI_WRITE_END_PADDING: the device can pad what it writes over PCI to a full cache line. That
+          takes traffic off the memory controller and puts it on PCI. It helps where the CPU loads the memory much
+          and PCI little, and harms where PCI is busy and packets are small: with cache lines of 128 bytes each
+          shorter packet takes 128, up to twice the PCI bandwidth and more. A queue pair asks for it by
+          ``QpCreateFlags.PCI_WRITE_END_PADDING``, a work queue by ``WqFlags.PCI_WRITE_END_PADDING``.
+        * ``tso_caps``: TCP segmentation by the device: ``max_tso``, the longest payload in bytes;
+          ``supported_qpts``, the bit ``1 << QpType`` of each type of queue pair that can.
+        * ``rss_caps``: receive-side scaling: ``supported_qpts`` as before; ``max_rwq_indirection_tables``, how many
+          tables of work queues; ``max_rwq_indirection_table_size``, entries in one; ``rx_hash_fields_mask``
+          (``RxHashFields``), what of a packet can enter the hash; ``rx_hash_function`` (``RxHashFunctionFlags``).
+        * ``max_wq_type_rq``: how many receive work queues.
+        * ``packet_pacing_caps``: ``qp_rate_limit_min`` and ``qp_rate_limit_max``, kbit/s; ``supported_qpts``.
+        * ``raw_packet_caps`` (``RawPacketCaps``), for RAW_PACKET: CVLAN_STRIPPING, the customer VLAN tag can be
+          taken out of incoming packets; SCATTER_FCS, the checksum at the end of the frame can be handed over;
+          IP_CSUM, IP checksums can be computed and checked; DELAY_DROP, packets can wait for a receive.
+        * ``tm_caps``: tag matching: ``max_rndv_hdr_size``, the longest header of a rendezvous request, bytes;
+          ``max_num_tags``, tagged buffers in the list of one queue; ``flags`` (``TmCaps``): RC, it works on RC;
+          ``max_ops``, operations on a list outstanding at once; ``max_sge``, pieces of a tagged buffer.
+        * ``cq_mod_caps``: limits of ``ibv_modify_cq``: ``max_cq_count`` completions, ``max_cq_period``
+          microseconds.
+        * ``max_dm_size``: memory on the device that can be allocated, bytes.
+        * ``pci_atomic_caps``: which sizes an atomic that the device does over PCI can have, for ``fetch_add``,
+          ``swap`` and ``compare_swap`` (``PciAtomicOpSize``): OPERATION_4_BYTE_SIZE_SUP,
+          OPERATION_8_BYTE_SIZE_SUP and OPERATION_16_BYTE_SIZE_SUP, 4, 8 and 16 bytes.
+        * ``xrc_odp_caps`` (``OdpTransportCaps``): on-demand paging of XRC, as ``per_transport_caps``.
+        * ``phys_port_cnt_ex``: ports, where there can be more than the 255 that ``orig_attr.phys_port_cnt`` holds.
 
     Raises:
-        LibraryError, VerbsError: EOPNOTSUPP (ENOSYS) where there is only ``ibv_query_device``.
+        VerbsError: EINVAL for an ``input`` whose ``comp_mask`` is not 0, or the errno that the device answers.
 
-    Source: ibv_query_device_ex(3), ``ibv_query_device_ex``.
+    Source: ibv_query_device_ex(3), ``ibv_query_device_ex``, ``struct ibv_device_attr_ex``.
     """
-    attr = abi.ibv_device_attr_ex()
-    _call_op("ibv_query_device_ex", context, context, None, byref(attr), sizeof(attr), doing="query the device")
+    name, doing, attr = "ibv_query_device_ex", "query the device", abi.ibv_device_attr_ex()
+    if input is not None and input.comp_mask:
+        hint = f"input.comp_mask is {input.comp_mask:#x}, and must be 0."
+        raise VerbsError(name, errno.EINVAL, doing, hint)
+    pointer = None if input is None else byref(input)
+    try:
+        _call_op(name, context, context, pointer, byref(attr), sizeof(attr), doing=doing)
+    except (LibraryError, VerbsError) as e:
+        if e.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        attr = abi.ibv_device_attr_ex()
+        _call("ibv_query_device", context, byref(attr.orig_attr), doing=doing)
     return attr
 
 
@@ -447,6 +608,87 @@ def ibv_fork_init() -> None:
     _call("ibv_fork_init", doing="prepare for fork")
 
 
+def ibv_is_fork_initialized() -> abi.ForkStatus:
+    """Whether registered memory is safe across fork(2).
+
+    Returns:
+        ENABLED after ``ibv_fork_init``; UNNEEDED where the kernel copies such memory at a fork, whether
+        ``ibv_fork_init`` was called or not; else DISABLED.
+
+    Raises:
+        LibraryError: a libibverbs before rdma-core 35.
+
+    Source: ibv_is_fork_initialized(3), ``ibv_is_fork_initialized``.
+    """
+    return abi.ForkStatus(_call("ibv_is_fork_initialized"))
+
+
+# ---- words, and rates as numbers
+
+
+def _words(name: str, value: int) -> str:
+    words: bytes = _call(name, value)
+    return words.decode()
+
+
+def ibv_node_type_str(node_type: int) -> str:
+    """A ``NodeType`` in words, for example ``InfiniBand channel adapter``. Source: ``ibv_node_type_str``."""
+    return _words("ibv_node_type_str", node_type)
+
+
+def ibv_port_state_str(port_state: int) -> str:
+    """A ``PortState`` in words, for example ``active``. Source: ``ibv_port_state_str``."""
+    return _words("ibv_port_state_str", port_state)
+
+
+def ibv_wc_status_str(status: int) -> str:
+    """A ``WcStatus`` in words, for example ``success``; ``unknown`` for one that the library does not know.
+
+    Source: ``ibv_wc_status_str``.
+    """
+    return _words("ibv_wc_status_str", status)
+
+
+def ibv_event_type_str(event_type: int) -> str:
+    """An ``EventType`` in words, for example ``port active``; ``unknown`` for one that the library does not know.
+
+    Source: ibv_event_type_str(3), ``ibv_event_type_str``.
+    """
+    return _words("ibv_event_type_str", event_type)
+
+
+def ibv_rate_to_mult(rate: int) -> int:
+    """A ``Rate`` as a multiple of 2.5 Gbit/s: 2 for RATE_5_GBPS; -1 for one that is none, RATE_14_GBPS for example.
+
+    Source: ibv_rate_to_mult(3), ``ibv_rate_to_mult``.
+    """
+    return int(_call("ibv_rate_to_mult", rate))
+
+
+def mult_to_ibv_rate(mult: int) -> abi.Rate:
+    """The ``Rate`` of a multiple of 2.5 Gbit/s; RATE_MAX, no limit, for one that there is no rate for.
+
+    Source: ibv_rate_to_mult(3), ``mult_to_ibv_rate``.
+    """
+    return abi.Rate(_call("mult_to_ibv_rate", mult))
+
+
+def ibv_rate_to_mbps(rate: int) -> int:
+    """A ``Rate`` in Mbit/s: 5000 for RATE_5_GBPS; -1 for one that the library does not know.
+
+    Source: ibv_rate_to_mbps(3), ``ibv_rate_to_mbps``.
+    """
+    return int(_call("ibv_rate_to_mbps", rate))
+
+
+def mbps_to_ibv_rate(mbps: int) -> abi.Rate:
+    """The ``Rate`` of so many Mbit/s; RATE_MAX, no limit, for a number that there is no rate for.
+
+    Source: ibv_rate_to_mbps(3), ``mbps_to_ibv_rate``.
+    """
+    return abi.Rate(_call("mbps_to_ibv_rate", mbps))
+
+
 # ---- protection domains and memory
 
 
@@ -464,6 +706,77 @@ def ibv_dealloc_pd(pd: Any) -> None:
     Source: ibv_alloc_pd(3), ``ibv_dealloc_pd``.
     """
     _call("ibv_dealloc_pd", pd, doing="free a protection domain")
+
+
+def ibv_import_pd(context: Any, pd_handle: int) -> Any:
+    """A protection domain that another context of the same command descriptor has made.
+
+    Args:
+        context: pointer to the ``struct ibv_context`` of :func:`ibv_import_device`, or to the one that it was
+            imported from.
+        pd_handle: ``handle`` of the ``struct ibv_pd`` there.
+
+    Returns:
+        Pointer to ``struct ibv_pd``. ``ibv_dealloc_pd`` ends the domain for all, :func:`ibv_unimport_pd` only
+        this use of it; who does which is for the users to agree on.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 31.
+
+    Source: ibv_import_pd(3), ``ibv_import_pd``.
+    """
+    return _call("ibv_import_pd", context, pd_handle, doing=f"import protection domain {pd_handle}")
+
+
+def ibv_unimport_pd(pd: Any) -> None:
+    """Give an imported protection domain back; the domain itself stays.
+
+    Source: ibv_import_pd(3), ``ibv_unimport_pd``.
+    """
+    _call("ibv_unimport_pd", pd)
+
+
+def ibv_alloc_td(context: Any) -> Any:
+    """A thread domain: the promise that one thread at a time uses what is made in it, so that nothing is locked.
+
+    It counts through a parent domain. The attr struct is reserved and passed empty.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5, efa and hns do.
+
+    Source: ibv_alloc_td(3), ``ibv_alloc_td``.
+    """
+    attr = abi.ibv_td_init_attr()
+    return _call_op("ibv_alloc_td", context, context, byref(attr), doing="allocate a thread domain")
+
+
+def ibv_dealloc_td(td: Any) -> None:
+    """Free a thread domain; EBUSY while a parent domain has it.
+
+    Source: ibv_alloc_td(3), ``ibv_dealloc_td``.
+    """
+    _call_op("ibv_dealloc_td", td.contents.context, td, doing="free a thread domain")
+
+
+def ibv_alloc_parent_domain(context: Any, attr: abi.ibv_parent_domain_init_attr) -> Any:
+    """A protection domain that also says how what is made in it is locked and where its memory comes from.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``pd``, the protection domain that it stands for; ``td``, a thread domain, or NULL; with ALLOCATORS in
+            ``comp_mask`` (``ParentDomainInitAttrMask``) ``alloc`` and ``free``, called with ``pd_context``
+            (PD_CONTEXT) for the memory of queues. ``alloc`` answers with zeroed memory that a fork does not copy,
+            NULL for an error, or -1 for the provider's own way. Both must live as long as the domain.
+
+    Returns:
+        Pointer to ``struct ibv_pd``, good for every verb that takes one; ``ibv_dealloc_pd`` frees it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5, efa, hns and mana do.
+
+    Source: ibv_alloc_parent_domain(3), ``ibv_alloc_parent_domain``.
+    """
+    return _call_op("ibv_alloc_parent_domain", context, context, byref(attr), doing="allocate a parent domain")
 
 
 def ibv_reg_mr(pd: Any, addr: int, length: int, access: int) -> Any:
@@ -495,11 +808,13 @@ def ibv_reg_mr_iova(pd: Any, addr: int, length: int, iova: int, access: int) -> 
     """Register memory that work requests and the peer address from ``iova`` on instead of ``addr``.
 
     Args:
-        pd, addr, length, access: as ``ibv_reg_mr``.
+        pd, addr, length, access: as ``ibv_reg_mr``, bits that a kernel may ignore included.
         iova: the address of the first byte as the device is told it; the same as ``addr`` within a page.
 
     Source: ibv_reg_mr(3), ``ibv_reg_mr_iova``.
     """
+    if access & _ACCESS_OPTIONAL_RANGE:
+        return ibv_reg_mr_iova2(pd, addr, length, iova, access)
     return _call(
         "ibv_reg_mr_iova", pd, addr, length, iova, access, doing=f"register {length} bytes of memory at {iova:#x}"
     )
@@ -548,10 +863,12 @@ def ibv_rereg_mr(mr: Any, flags: int, pd: Any, addr: int | None, length: int, ac
     ctypes.set_errno(0)
     result = _symbol("ibv_rereg_mr")(mr, flags, pd, addr, length, access)
     if result:
-        number = _errno_of(Fails.MINUS_ONE, result)
+        left = ctypes.get_errno()
+        number = errno_of("ibv_rereg_mr", result, left)
         # what a provider lacks it has not begun: libibverbs calls it ERR_CMD all the same
         code = abi.ReregMrError.ERR_INPUT if number == errno.EOPNOTSUPP else abi.ReregMrError(result)
-        raise _failed("ibv_rereg_mr", number, f"register memory again ({code}: {_AFTER_REREG.get(code, '')})")
+        doing = f"register memory again ({code}: {_AFTER_REREG.get(code, '')})"
+        raise failed("ibv_rereg_mr", result, doing, left)
 
 
 #: what is left after ``ibv_rereg_mr`` failed. Source: ibv_rereg_mr(3)
@@ -587,6 +904,161 @@ def ibv_dereg_mr(mr: Any) -> None:
     _call("ibv_dereg_mr", mr, doing="unregister memory")
 
 
+def ibv_reg_mr_ex(pd: Any, attr: abi.ibv_mr_init_attr) -> Any:
+    """Register memory of any kind: plain, behind a dma-buf descriptor, or with a DMA handle.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        attr: ``length`` in bytes and ``access`` (``AccessFlags``), and as ``comp_mask`` (``MrInitAttrMask``) says
+            ``addr``; ``fd`` and ``fd_offset`` of a dma-buf; ``iova``, which a dma-buf needs; ``dmah``; ``buf``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot (only mlx5 can, up to rdma-core 65), or a libibverbs
+            before rdma-core 59.
+
+    Source: ibv_reg_mr_ex(3), ``ibv_reg_mr_ex``.
+    """
+    return _call("ibv_reg_mr_ex", pd, byref(attr), doing=f"register {attr.length} bytes of memory")
+
+
+def ibv_alloc_null_mr(pd: Any) -> Any:
+    """A region without memory: what is written to it is dropped, what is read is 0, and PCI is not used.
+
+    Returns:
+        Pointer to ``struct ibv_mr``. Only its ``lkey`` counts, for pieces of a message that nobody needs or that
+        are to be 0, at any address. ``ibv_dereg_mr`` ends it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 does.
+
+    Source: ibv_alloc_null_mr(3), ``ibv_alloc_null_mr``.
+    """
+    return _call_op("ibv_alloc_null_mr", pd.contents.context, pd, doing="allocate a null memory region")
+
+
+def ibv_import_mr(pd: Any, mr_handle: int) -> Any:
+    """A region that another context of the same command descriptor has registered.
+
+    Args:
+        pd: pointer to a ``struct ibv_pd`` of that command descriptor.
+        mr_handle: ``handle`` of the ``struct ibv_mr`` there.
+
+    Returns:
+        Pointer to ``struct ibv_mr``; its ``addr`` is NULL. ``ibv_dereg_mr`` ends the region for all,
+        :func:`ibv_unimport_mr` only this use of it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 31.
+
+    Source: ibv_import_mr(3), ``ibv_import_mr``.
+    """
+    return _call("ibv_import_mr", pd, mr_handle, doing=f"import memory region {mr_handle}")
+
+
+def ibv_unimport_mr(mr: Any) -> None:
+    """Give an imported region back; the region itself stays. Source: ibv_import_mr(3), ``ibv_unimport_mr``."""
+    _call("ibv_unimport_mr", mr)
+
+
+# ---- memory on the device
+
+
+def ibv_alloc_dm(context: Any, attr: abi.ibv_alloc_dm_attr) -> Any:
+    """Memory on the device itself, which no PCI transfer is needed for.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        attr: ``length`` in bytes, up to ``max_dm_size`` in all; ``log_align_req``, for a start that is a multiple of
+            2 to that, as atomics need it; ``comp_mask`` 0.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 and mana do.
+        VerbsError: ENOMEM where no more is free.
+
+    Source: ibv_alloc_dm(3), ``ibv_alloc_dm``.
+    """
+    doing = f"allocate {attr.length} bytes of device memory"
+    return _call_op("ibv_alloc_dm", context, context, byref(attr), doing=doing)
+
+
+def ibv_free_dm(dm: Any) -> None:
+    """Free device memory; EBUSY while a region is registered on it. Source: ibv_alloc_dm(3), ``ibv_free_dm``."""
+    _call_op("ibv_free_dm", dm.contents.context, dm, doing="free device memory")
+
+
+def ibv_memcpy_to_dm(dm: Any, dm_offset: int, host_addr: int, length: int) -> None:
+    """Copy from the host to device memory.
+
+    Args:
+        dm: pointer to ``struct ibv_dm``.
+        dm_offset: bytes from its start.
+        host_addr: address of the host's first byte.
+        length: bytes.
+
+    Source: ibv_alloc_dm(3), ``ibv_memcpy_to_dm``.
+    """
+    _call_op("ibv_memcpy_to_dm", dm, dm, dm_offset, host_addr, length, doing="copy to device memory")
+
+
+def ibv_memcpy_from_dm(host_addr: int, dm: Any, dm_offset: int, length: int) -> None:
+    """Copy from device memory to the host. Arguments as ``ibv_memcpy_to_dm``.
+
+    Source: ibv_alloc_dm(3), ``ibv_memcpy_from_dm``.
+    """
+    _call_op("ibv_memcpy_from_dm", dm, host_addr, dm, dm_offset, length, doing="copy from device memory")
+
+
+def ibv_reg_dm_mr(pd: Any, dm: Any, dm_offset: int, length: int, access: int) -> Any:
+    """Register device memory.
+
+    Args:
+        pd: pointer to ``struct ibv_pd``.
+        dm: pointer to ``struct ibv_dm``.
+        dm_offset: bytes from its start.
+        length: bytes.
+        access: ``AccessFlags``, ZERO_BASED among them: work requests and the peer count addresses from 0.
+
+    Source: ibv_alloc_dm(3), ``ibv_reg_dm_mr``.
+    """
+    doing = f"register {length} bytes of device memory"
+    return _call_op("ibv_reg_dm_mr", pd.contents.context, pd, dm, dm_offset, length, access, doing=doing)
+
+
+def ibv_import_dm(context: Any, dm_handle: int) -> Any:
+    """Device memory that another context of the same command descriptor has allocated.
+
+    Args:
+        context: pointer to ``struct ibv_context``.
+        dm_handle: ``handle`` of the ``struct ibv_dm`` there.
+
+    Returns:
+        Pointer to ``struct ibv_dm``. ``ibv_free_dm`` frees the memory for all, :func:`ibv_unimport_dm` ends only
+        this use of it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 35.
+
+    Source: ibv_import_dm(3), ``ibv_import_dm``.
+    """
+    return _call("ibv_import_dm", context, dm_handle, doing=f"import device memory {dm_handle}")
+
+
+def ibv_unimport_dm(dm: Any) -> None:
+    """Give imported device memory back; the memory itself stays. Source: ibv_import_dm(3), ``ibv_unimport_dm``."""
+    _call("ibv_unimport_dm", dm)
+
+
+def ibv_dm_export_dmabuf_fd(dm: Any) -> int:
+    """A dma-buf descriptor of device memory, for another device to register; the caller closes it.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider cannot, or a libibverbs before rdma-core 62.
+
+    Source: ibv_dm_export_dmabuf_fd(3), ``ibv_dm_export_dmabuf_fd``.
+    """
+    return int(_call("ibv_dm_export_dmabuf_fd", dm, doing="export device memory"))
+
+
 # ---- completions
 
 
@@ -606,7 +1078,7 @@ def ibv_destroy_comp_channel(channel: Any) -> None:
     _call("ibv_destroy_comp_channel", channel)
 
 
-def ibv_create_cq(context: Any, cqe: int, channel: Any = None, comp_vector: int = 0) -> Any:
+def ibv_create_cq(context: Any, cqe: int, channel: Any = None, comp_vector: int = 0, cq_context: int = 0) -> Any:
     """A completion queue.
 
     Args:
@@ -614,12 +1086,12 @@ def ibv_create_cq(context: Any, cqe: int, channel: Any = None, comp_vector: int 
         cqe: entries wanted, 1 to ``max_cqe``; the real number may be larger.
         channel: pointer to ``struct ibv_comp_channel``, or None.
         comp_vector: 0 to ``num_comp_vectors - 1``.
+        cq_context: a number of the caller's, 64 bits, which ``ibv_get_cq_event`` gives back; 0 for none.
 
     Source: ibv_create_cq(3), ``ibv_create_cq``.
     """
-    return _call(
-        "ibv_create_cq", context, cqe, None, channel, comp_vector, doing=f"create a completion queue of {cqe} entries"
-    )
+    doing = f"create a completion queue of {cqe} entries"
+    return _call("ibv_create_cq", context, cqe, cq_context or None, channel, comp_vector, doing=doing)
 
 
 def ibv_resize_cq(cq: Any, cqe: int) -> None:
@@ -668,20 +1140,27 @@ def ibv_req_notify_cq(cq: Any, solicited_only: bool = False) -> None:
     _call_op("ibv_req_notify_cq", cq.contents.context, cq, int(solicited_only))
 
 
-def ibv_get_cq_event(channel: Any) -> Any:
-    """The next completion event; blocks if the channel's descriptor does.
+def ibv_get_cq_event(channel: Any) -> tuple[Any, int] | None:
+    """The next completion event of a channel; waits for it if the channel's descriptor blocks.
 
-    Each must be acknowledged before its CQ can be destroyed.
+    Every event that it returns must be acknowledged with :func:`ibv_ack_cq_events`, one for one: to avoid
+    races, destroying a queue waits until all of its events are. An event may come without a completion: one
+    that was added between ``ibv_req_notify_cq`` and the polling that empties the queue gives one more event,
+    and is polled before that event is read.
+
+    Args:
+        channel: pointer to ``struct ibv_comp_channel``. Make its ``fd`` non-blocking and wait for it to be
+            readable (poll(2)) to wait with a time limit.
 
     Returns:
-        Pointer to the ``struct ibv_cq`` that it is for; None if the descriptor does not block and there
-        is no event.
+        (pointer to the ``struct ibv_cq`` that got the event, its ``cq_context``, 0 if it has none); None if
+        the descriptor does not block and there is no event.
 
     Source: ibv_get_cq_event(3), ``ibv_get_cq_event``.
     """
     cq, cq_context = POINTER(abi.ibv_cq)(), ctypes.c_void_p()
     there = _taken("ibv_get_cq_event", channel, byref(cq), byref(cq_context), doing="take a completion event")
-    return cq if there else None
+    return (cq, cq_context.value or 0) if there else None
 
 
 def _taken(name: str, *args: Any, doing: str) -> bool:
@@ -696,7 +1175,19 @@ def _taken(name: str, *args: Any, doing: str) -> bool:
 
 
 def ibv_ack_cq_events(cq: Any, nevents: int) -> None:
-    """Acknowledge events got with ``ibv_get_cq_event``. It takes a mutex: acknowledge many at once.
+    """Acknowledge completion events that :func:`ibv_get_cq_event` returned.
+
+    Each event is acknowledged, and once: ``ibv_destroy_cq`` waits until as many were as were got, so one too few
+    and it never returns. It takes a mutex, which may be dear where data flows: keep a count, and acknowledge
+    many events in one call. It returns no value and cannot fail.
+
+    The order of work: make the queue with a channel and ask for the first event (``ibv_req_notify_cq``) before
+    a completion can come. Then, again and again: get an event and acknowledge it (now or with later ones), ask
+    for the next event, and only then poll until the queue is empty. An event may find it empty.
+
+    Args:
+        cq: pointer to the ``struct ibv_cq`` that got them.
+        nevents: how many, 32 bits; not more than were got and not yet acknowledged.
 
     Source: ibv_get_cq_event(3), ``ibv_ack_cq_events``.
     """
@@ -714,38 +1205,62 @@ def ibv_poll_cq(cq: Any, num_entries: int, wc: Any) -> int:
     Returns:
         How many were taken, 0 if there is none.
 
+    Raises:
+        VerbsError: EIO if the provider answers with a negative number: it is its own, and no errno.
+
     Source: ibv_poll_cq(3), ``ibv_poll_cq``.
     """
-    return int(_call_op("ibv_poll_cq", cq.contents.context, cq, num_entries, wc))
+    return int(_call_op("ibv_poll_cq", cq.contents.context, cq, num_entries, wc, doing="poll a completion queue"))
 
 
 # ---- extended completion queues
-#
-# The queue is an iterator: after start_poll or next_poll answered True, one completion is current, and its
-# ``wr_id`` and ``status`` are in the struct, the rest behind the read functions. Each needs its bit in
-# ``wc_flags``; without that its pointer is NULL (LibraryError) or gives garbage, as the provider likes.
-# With a failed status only wr_id, status, qp_num and vendor_err mean anything. ibv_wc_read_pkey_index is
-# in a man page and in no header.
 
 
 def ibv_create_cq_ex(context: Any, attr: abi.ibv_cq_init_attr_ex) -> Any:
-    """A completion queue that is polled as an iterator and gives the fields that it was made for.
+    """A completion queue that is polled as an iterator, and gives the fields that it was made for.
 
-    Destroyed by ``ibv_destroy_cq``, after :func:`ibv_cq_ex_to_cq`.
+    It is also a plain queue: :func:`ibv_cq_ex_to_cq` gives it as such, for ``ibv_destroy_cq``, which destroys
+    it, and for every other verb.
 
     Args:
         context: pointer to ``struct ibv_context``.
-        attr: ``cqe`` wanted, 1 to ``max_cqe`` (the real number may be larger); ``channel`` and
-            ``comp_vector`` (below ``num_comp_vectors``) for events; ``wc_flags`` (``CqWcFlags``);
-            ``flags`` (``CreateCqAttrFlags``) and ``parent_domain`` if ``comp_mask`` says so.
+        attr: ``struct ibv_cq_init_attr_ex``:
+
+            * ``cqe``: the least number of entries wanted, 1 to ``max_cqe``.
+            * ``cq_context``: a number of the caller's, 64 bits, which ``ibv_get_cq_event`` gives back.
+            * ``channel``: pointer to the ``struct ibv_comp_channel`` for its events; NULL if there will be none.
+            * ``comp_vector``: which completion vector signals the events, 0 or more and below the context's
+              ``num_comp_vectors``.
+            * ``wc_flags`` (``CqWcFlags``): what completions must tell: BYTE_LEN, the length in bytes; IMM,
+              immediate data or an invalidated rkey; QP_NUM, the local queue pair; SRC_QP, the sender's queue pair;
+              SLID, the sender's LID; SL, the service level; DLID_PATH_BITS, the low bits of the LID it was sent to;
+              COMPLETION_TIMESTAMP, when, by the device's clock; CVLAN, the VLAN tag; FLOW_TAG, the tag of the
+              steering rule; TM_INFO, the header of a tag-matched message; COMPLETION_TIMESTAMP_WALLCLOCK, when, by
+              the wall clock.
+            * ``comp_mask`` (``CqInitAttrMask``): which of the fields below count: FLAGS and PD.
+            * ``flags`` (``CreateCqAttrFlags``), with ``comp_mask`` FLAGS. SINGLE_THREADED: only one thread uses the
+              queue, so the provider does not lock it. IGNORE_OVERRUN: the queue does not go to an error state when
+              it overruns, each completion is written to the next entry; a program must be made so that it never
+              overruns, or completions can be lost.
+            * ``parent_domain``: pointer to the ``struct ibv_pd`` of ``ibv_alloc_parent_domain`` to be used by the
+              queue, with ``comp_mask`` PD.
 
     Returns:
-        Pointer to ``struct ibv_cq_ex``.
+        Pointer to ``struct ibv_cq_ex``. Its ``cqe`` is the real number of entries, which can be larger than
+        asked for. To poll it: :func:`ibv_start_poll`, :func:`ibv_next_poll` for each further completion, and
+        :func:`ibv_end_poll`. After one of the first two answered True a completion is current: ``wr_id`` (64 bits)
+        and ``status`` (``WcStatus``) are in the struct, and the ``ibv_wc_read_*`` functions give the rest. Each of
+        them needs its bit in ``wc_flags``, but for opcode, vendor_err and wc_flags; without it the function is
+        absent (LibraryError), or what it gives is garbage. Some fields mean something only with certain opcodes,
+        and with a status other than SUCCESS only ``wr_id``, ``status``, qp_num and vendor_err do. (The manual
+        page names ibv_wc_read_pkey_index too; no header has it, ``struct ibv_wc`` of a plain queue has
+        ``pkey_index``.)
 
     Raises:
-        VerbsError: EOPNOTSUPP if the provider lacks one of the flags, or the verb; EINVAL outside of the limits.
+        LibraryError: EOPNOTSUPP where the library or the provider has no extended queues.
+        VerbsError: EOPNOTSUPP if the provider lacks one of the flags; EINVAL outside of the limits.
 
-    Source: ibv_create_cq_ex(3), ``ibv_create_cq_ex``.
+    Source: ibv_create_cq_ex(3), ``ibv_create_cq_ex``, ``struct ibv_cq_init_attr_ex``.
     """
     doing = f"create an extended completion queue of {attr.cqe} entries with {abi.CqWcFlags(attr.wc_flags)}"
     return _call_op("ibv_create_cq_ex", context, context, byref(attr), doing=doing)
@@ -759,41 +1274,48 @@ def ibv_cq_ex_to_cq(cq: Any) -> Any:
     return ctypes.cast(cq, POINTER(abi.ibv_cq))
 
 
-def _advance(name: str, cq: Any, *args: Any) -> bool:
-    number: int = op(name, cq)(cq, *args)
-    if number not in (0, errno.ENOENT):
-        raise VerbsError(name, number, "poll an extended completion queue")
-    return number == 0
+def _advance(name: str, doing: str, cq: Any, *args: Any) -> bool:
+    result: int = op(name, cq)(cq, *args)
+    if result not in (0, errno.ENOENT):
+        raise failed(name, result, doing)
+    return result == 0
 
 
-def ibv_start_poll(cq: Any) -> bool:
-    """Begin a batch with the oldest completion. Providers hold the queue's lock until ``ibv_end_poll``.
+def ibv_start_poll(cq: Any, doing: str = "poll an extended completion queue") -> bool:
+    """Begin a batch with the oldest completion; most providers hold the queue's lock until ``ibv_end_poll``.
 
-    Within a batch the same thread may neither start another one nor call ``ibv_poll_cq`` or
-    ``ibv_resize_cq``: it would wait for itself. The attr struct is reserved and passed empty.
+    Until then the same thread must do nothing that takes that lock, or it waits for itself for ever: another
+    ``ibv_start_poll``, ``ibv_poll_cq``, ``ibv_resize_cq``, ``ibv_req_notify_cq``; destroying a queue pair or a work
+    queue of this completion queue, or moving one to or from RESET, which takes its completions out. The
+    attr struct, there to make the function extensible, is reserved and passed empty.
 
     Args:
-        cq: pointer to ``struct ibv_cq_ex``.
+        cq: pointer to ``struct ibv_cq_ex``, or for speed the struct itself; so all that read it.
+        doing: what is being done, for the error's message.
 
     Returns:
-        Whether a completion is current. If not (ENOENT, no error), or on an exception, there is no
-        batch, and ``ibv_end_poll`` must not be called.
+        Whether a completion is current. If not (ENOENT: the queue is empty and in order), or on an exception,
+        there is no batch, and ``ibv_end_poll`` must not be called.
 
-    Source: ibv_create_cq_ex(3), ``ibv_start_poll``.
+    Source: ibv_create_cq_ex(3), ``ibv_start_poll``; rdma-core, providers/mlx5/verbs.c, ``mlx5_lock_cqs``.
     """
-    return _advance("ibv_start_poll", cq, byref(abi.ibv_poll_cq_attr()))
+    return _advance("ibv_start_poll", doing, cq, _POLL_ATTR)
 
 
-def ibv_next_poll(cq: Any) -> bool:
-    """Go on to the next completion of the batch.
+#: reserved: every batch is begun with the same
+_POLL_ATTR = abi.ibv_poll_cq_attr()
+
+
+def ibv_next_poll(cq: Any, doing: str = "poll an extended completion queue") -> bool:
+    """Go on to the next completion of the batch: after ``ibv_start_poll`` and before ``ibv_end_poll``.
 
     Returns:
-        Whether a completion is current. If not (ENOENT, no error), and also on an exception,
-        ``ibv_end_poll`` must still be called; but see :func:`next_poll_ends_batch`.
+        Whether a completion is current. If not (ENOENT: the queue is empty and in order), and also on an
+        exception, ``ibv_end_poll`` must still be called; but see :func:`next_poll_ends_batch`.
 
     Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
     """
-    return _advance("ibv_next_poll", cq)
+    return _advance("ibv_next_poll", doing, cq)
 
 
 def next_poll_ends_batch(cq: Any) -> bool:
@@ -824,7 +1346,7 @@ class _DlInfo(ctypes.Structure):
 
 
 def ibv_end_poll(cq: Any) -> None:
-    """End a batch: its completions are consumed, and the queue's lock is let go.
+    """End a batch: its completions are consumed, and the queue's lock is let go. The next one is a new batch.
 
     Source: ibv_create_cq_ex(3), ``ibv_end_poll``.
     """
@@ -956,7 +1478,7 @@ def ibv_wc_read_flow_tag(cq: Any) -> int:
 
 
 def ibv_wc_read_tm_info(cq: Any) -> abi.ibv_wc_tm_info:
-    """The tag (64 bits) and private data (32 bits) of a tag-matched message. Needs ``TM_INFO``.
+    """The head of a tag-matched message: ``tag``, 64 bits, and ``priv``, 32 bits of the sender's. Needs ``TM_INFO``.
 
     Source: ibv_create_cq_ex(3), ``ibv_wc_read_tm_info``.
     """
@@ -991,15 +1513,6 @@ def ibv_ack_async_event(event: abi.ibv_async_event) -> None:
     _call("ibv_ack_async_event", byref(event))
 
 
-def ibv_event_type_str(event_type: int) -> str:
-    """An event type in words, for example ``port active``; ``unknown`` for one the library does not know.
-
-    Source: ibv_event_type_str(3), ``ibv_event_type_str``.
-    """
-    words: bytes = _call("ibv_event_type_str", event_type)
-    return words.decode()
-
-
 # ---- queue pairs
 
 
@@ -1017,23 +1530,71 @@ def ibv_create_qp(pd: Any, attr: abi.ibv_qp_init_attr) -> Any:
 
 
 def ibv_modify_qp(qp: Any, attr: abi.ibv_qp_attr, attr_mask: int) -> int:
-    """Change a queue pair's attributes and state.
+    """Change a queue pair's attributes and its state.
 
-    If anything is invalid nothing is changed. INIT to RTR on RoCE resolves the peer's address and can
-    block for seconds.
+    If any attribute or the mask is invalid, none is changed, the state neither. INIT to RTR on RoCE resolves the
+    peer's address, which can block for seconds.
 
     Args:
         qp: pointer to ``struct ibv_qp``.
-        attr: the values.
-        attr_mask: ``QpAttrMask``: which of them are meant; ``transitions.TABLE`` says which must be.
+        attr: ``struct ibv_qp_attr``; each field counts if its bit is in ``attr_mask``:
+
+            * ``qp_state`` (STATE): move to this state, a ``QpState``.
+            * ``cur_qp_state`` (CUR_STATE): take it that this is the state now.
+            * ``path_mtu`` (PATH_MTU): an ``Mtu`` code; valid only for RC and UC.
+            * ``path_mig_state`` (PATH_MIG_STATE): path migration, a ``MigState``; needs AUTO_PATH_MIG, see below.
+            * ``qkey`` (QKEY): the Q_Key that incoming messages must have, 32 bits; valid only for UD.
+            * ``rq_psn`` (RQ_PSN): the first packet number that comes, 24 bits; valid only for RC and UC.
+            * ``sq_psn`` (SQ_PSN): the first packet number that is sent, 24 bits.
+            * ``dest_qp_num`` (DEST_QPN): the peer's queue pair, 24 bits; valid only for RC and UC.
+            * ``qp_access_flags`` (ACCESS_FLAGS): what the peer may do, ``AccessFlags``; valid only for RC and UC.
+            * ``cap`` (CAP): new sizes; needs RESIZE_MAX_WR, see below.
+            * ``ah_attr`` (AV): the path to the peer, ``struct ibv_ah_attr``; valid only for RC and UC.
+            * ``alt_ah_attr``, ``alt_pkey_index``, ``alt_port_num``, ``alt_timeout`` (ALT_PATH, all four): the
+              alternate path, its P_Key index, its port, and its ACK timeout (RC); valid only for RC and UC.
+            * ``pkey_index`` (PKEY_INDEX): place in the port's P_Key table, 16 bits.
+            * ``en_sqd_async_notify`` (EN_SQD_ASYNC_NOTIFY): 1: an async event, SQ_DRAINED, when the send queue has
+              drained; valid only if ``qp_state`` is SQD.
+            * ``sq_draining``: no bit: ``ibv_query_qp`` answers with it, and it does not count here.
+            * ``max_rd_atomic`` (MAX_QP_RD_ATOMIC): RDMA reads and atomics that it has outstanding at the peer at
+              once; valid only for RC.
+            * ``max_dest_rd_atomic`` (MAX_DEST_RD_ATOMIC): those of the peer that it answers at once; valid only for
+              RC.
+            * ``min_rnr_timer`` (MIN_RNR_TIMER): how long the peer is told to wait where no receive is posted, a
+              code, 0 to 31; valid only for RC.
+            * ``port_num`` (PORT): the device's port, from 1.
+            * ``timeout`` (TIMEOUT): how long to wait for an ACK, a code, 0 to 31: 4.096 us x 2^timeout, 0 for ever;
+              valid only for RC.
+            * ``retry_cnt`` (RETRY_CNT): how often to send again without an ACK, 0 to 7; valid only for RC.
+            * ``rnr_retry`` (RNR_RETRY): how often to send again where no receive is posted, 0 to 7, 7 for ever;
+              valid only for RC.
+            * ``rate_limit`` (RATE_LIMIT): packet pacing, kbit/s; drivers say for which types and moves.
+
+            ``ah_attr`` and ``alt_ah_attr`` must have ``is_global`` 1 and a ``grh`` on a port with the flag
+            ``PortFlags.GRH_REQUIRED``.
+        attr_mask: ``QpAttrMask``, the bits above, or 0. Required at the least, with STATE:
+
+            * to INIT: PKEY_INDEX, PORT and ACCESS_FLAGS on RC and UC; PKEY_INDEX, PORT and QKEY on UD; PORT on
+              RAW_PACKET.
+            * to RTR: AV, PATH_MTU, DEST_QPN and RQ_PSN on RC and UC, and on RC MAX_DEST_RD_ATOMIC and MIN_RNR_TIMER;
+              nothing more on UD and RAW_PACKET.
+            * to RTS: SQ_PSN on RC, UC and UD, and on RC MAX_QP_RD_ATOMIC, RETRY_CNT, RNR_RETRY and TIMEOUT; nothing
+              more on RAW_PACKET.
+
+            ``transitions.TABLE`` has all moves, and what is optional.
+
+    Not every device can resize a queue pair, nor has every one alternate paths: ``DeviceCapFlags.RESIZE_MAX_WR``
+    and ``AUTO_PATH_MIG`` in its ``device_cap_flags`` tell.
 
     Returns:
         0, or the errno: the caller knows the states and makes a ``ModifyError`` of it. (The return
         value counts, the variable errno does not.)
 
-    Source: ibv_modify_qp(3), ``ibv_modify_qp``.
+    Source: ibv_modify_qp(3), ``ibv_modify_qp``, ``struct ibv_qp_attr``.
     """
-    return _errno_of(Fails.ERRNO_RETURNED, _symbol("ibv_modify_qp")(qp, byref(attr), attr_mask))
+    ctypes.set_errno(0)
+    result = _symbol("ibv_modify_qp")(qp, byref(attr), attr_mask)
+    return errno_of("ibv_modify_qp", result, ctypes.get_errno())
 
 
 def ibv_query_qp(qp: Any, attr_mask: int) -> tuple[abi.ibv_qp_attr, abi.ibv_qp_init_attr]:
@@ -1049,7 +1610,13 @@ def ibv_query_qp(qp: Any, attr_mask: int) -> tuple[abi.ibv_qp_attr, abi.ibv_qp_i
 def ibv_destroy_qp(qp: Any) -> None:
     """Destroy a queue pair; what is outstanding gives no completion any more.
 
-    Source: ibv_create_qp(3), ``ibv_destroy_qp``.
+    It waits until every async event of the queue pair was acknowledged.
+
+    Raises:
+        VerbsError: EBUSY while it is attached to a multicast group: ``ibv_detach_mcast`` first; or the errno that
+            the device answers.
+
+    Source: ibv_create_qp_ex(3), ``ibv_destroy_qp``.
     """
     _call("ibv_destroy_qp", qp, doing="destroy a queue pair")
 
@@ -1088,8 +1655,12 @@ def ibv_post_recv(qp: Any, wr: Any) -> tuple[int, Any]:
 
 
 def _post(name: str, queue: Any, wr: Any, kind: Any) -> tuple[int, Any]:
+    """Post through the queue's context, or for a work queue through itself."""
+    holder = queue if abi.OPS[name].table == "wq" else queue.contents.context
     bad = POINTER(kind)()
-    number = _errno_of(Fails.ERRNO_RETURNED, op(name, queue.contents.context)(queue, wr, byref(bad)))
+    number = errno_of(name, op(name, holder)(queue, wr, byref(bad)))
+    if number == errno.EOPNOTSUPP and name in _OPTIONAL:
+        raise failed(name, number, "post")
     return number, bad if number else None
 
 
@@ -1237,6 +1808,27 @@ def ibv_post_srq_recv(srq: Any, wr: Any) -> tuple[int, Any]:
     return _post("ibv_post_srq_recv", srq, wr, abi.ibv_recv_wr)
 
 
+def ibv_post_srq_ops(srq: Any, op_wr: Any) -> tuple[int, Any]:
+    """Change the list of tagged buffers of a shared receive queue of type TM.
+
+    Args:
+        srq: pointer to ``struct ibv_srq``.
+        op_wr: pointer to the first ``struct ibv_ops_wr``: TAG_ADD gives a buffer, ``tm.add``, and gets its
+            ``tm.handle``; TAG_DEL takes out the one with that handle, and completes with TM_ERR if it was
+            used meanwhile; TAG_SYNC only tells ``tm.unexpected_cnt``. ``flags`` (``OpsFlags``): SIGNALED, a
+            completion on the queue's CQ; TM_SYNC, ``tm.unexpected_cnt`` counts: the unexpected messages handled.
+
+    Returns:
+        As ``ibv_post_recv``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has no tag matching; mlx5 does.
+
+    Source: ibv_post_srq_ops(3), ``ibv_post_srq_ops``.
+    """
+    return _post("ibv_post_srq_ops", srq, op_wr, abi.ibv_ops_wr)
+
+
 def ibv_destroy_srq(srq: Any) -> None:
     """Destroy a shared receive queue; EBUSY while a queue pair uses it.
 
@@ -1331,17 +1923,17 @@ def ibv_bind_mw(qp: Any, mw: Any, bind: abi.ibv_mw_bind) -> None:
     Args:
         qp: pointer to ``struct ibv_qp``, RC or UC, in RTS.
         mw: pointer to ``struct ibv_mw`` of type 1; type 2 is bound by a ``BIND_MW`` work request.
-        bind: the range, in a region with ``MW_BIND`` access; a length of 0 unbinds.
+        bind: the range, in a region with ``MW_BIND`` access; a length of 0 unbinds, then ``mr`` may be NULL.
 
     Raises:
         VerbsError: EINVAL for a type 2 window, EPERM for a region of another protection domain.
 
     Source: ibv_bind_mw(3), ``ibv_bind_mw``.
     """
-    doing, info, kind = "bind a memory window", bind.bind_info, abi.MwType(mw.contents.type)
-    if kind != abi.MwType.TYPE_1 or not info.mr:
+    doing, info = "bind a memory window", bind.bind_info
+    if mw.contents.type != abi.MwType.TYPE_1 or (not info.mr and (info.addr or info.length)):
         raise VerbsError("ibv_bind_mw", errno.EINVAL, doing)
-    if ctypes.addressof(mw.contents.pd.contents) != ctypes.addressof(info.mr.contents.pd.contents):
+    if info.mr and ctypes.addressof(mw.contents.pd.contents) != ctypes.addressof(info.mr.contents.pd.contents):
         raise VerbsError("ibv_bind_mw", errno.EPERM, doing)
     _call_op("ibv_bind_mw", mw.contents.context, qp, mw, byref(bind), doing=doing)
 
@@ -1383,6 +1975,21 @@ def ibv_modify_wq(wq: Any, attr: abi.ibv_wq_attr) -> None:
     _call_op("ibv_modify_wq", wq.contents.context, wq, byref(attr), doing="modify a work queue")
 
 
+def ibv_post_wq_recv(wq: Any, wr: Any) -> tuple[int, Any]:
+    """Post a list of receives to a work queue, in RDY.
+
+    Args:
+        wq: pointer to ``struct ibv_wq``.
+        wr: pointer to the first ``struct ibv_recv_wr``.
+
+    Returns:
+        As ``ibv_post_recv``.
+
+    Source: ibv_post_wq_recv(3), ``ibv_post_wq_recv``.
+    """
+    return _post("ibv_post_wq_recv", wq, wr, abi.ibv_recv_wr)
+
+
 def ibv_destroy_wq(wq: Any) -> None:
     """Destroy a work queue; EBUSY while a table names it.
 
@@ -1415,21 +2022,145 @@ def ibv_destroy_rwq_ind_table(table: Any) -> None:
     _call_op("ibv_destroy_rwq_ind_table", table.contents.context, table, doing="destroy a table of work queues")
 
 
+# ---- packet steering, and its counters
+
+
+def ibv_create_flow(qp: Any, attr: Any) -> Any:
+    """Steer packets to a queue pair: a rule that the device holds each incoming packet against.
+
+    Args:
+        qp: pointer to ``struct ibv_qp``, UD or RAW_PACKET.
+        attr: pointer to a ``struct ibv_flow_attr`` that its specs follow in one piece of memory, ``size`` bytes
+            in all: see ``abi.structs_steering``.
+
+    Returns:
+        Pointer to ``struct ibv_flow``; the rule holds until ``ibv_destroy_flow``.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has no steering; mlx5, mlx4 and bnxt_re do.
+        VerbsError: EPERM without CAP_NET_RAW, EINVAL for what the device cannot match.
+
+    Source: ibv_create_flow(3), ``ibv_create_flow``.
+    """
+    return _call_op("ibv_create_flow", qp.contents.context, qp, attr, doing="create a steering rule")
+
+
+def ibv_destroy_flow(flow: Any) -> None:
+    """Take a steering rule out of the device. Source: ibv_create_flow(3), ``ibv_destroy_flow``."""
+    _call_op("ibv_destroy_flow", flow.contents.context, flow, doing="destroy a steering rule")
+
+
+def ibv_create_counters(context: Any) -> Any:
+    """A set of counters for steering rules, all 0. The attr struct is reserved and passed empty.
+
+    Raises:
+        LibraryError: EOPNOTSUPP where the provider has none; mlx5 does.
+
+    Source: ibv_create_counters(3), ``ibv_create_counters``.
+    """
+    attr = abi.ibv_counters_init_attr()
+    return _call_op("ibv_create_counters", context, context, byref(attr), doing="create counters")
+
+
+def ibv_destroy_counters(counters: Any) -> None:
+    """Destroy a set of counters; EBUSY while a rule counts in it.
+
+    Source: ibv_create_counters(3), ``ibv_destroy_counters``.
+    """
+    _call_op("ibv_destroy_counters", counters.contents.context, counters, doing="destroy counters")
+
+
+def ibv_attach_counters_point_flow(counters: Any, attr: abi.ibv_counter_attach_attr, flow: Any = None) -> None:
+    """Say what is counted where in a set of counters.
+
+    Args:
+        counters: pointer to ``struct ibv_counters``.
+        attr: ``counter_desc`` (``CounterDescription``), ``index`` from 0; what several count at one index is added up.
+        flow: pointer to the ``struct ibv_flow`` that counts; None before there is one: then those count that
+            name the set in a spec of type ACTION_COUNT.
+
+    Raises:
+        VerbsError: EBUSY once a rule counts in it, EOPNOTSUPP for what the device cannot count.
+
+    Source: ibv_attach_counters_point_flow(3), ``ibv_attach_counters_point_flow``.
+    """
+    context, doing = counters.contents.context, "attach a counter"
+    _call_op("ibv_attach_counters_point_flow", context, counters, byref(attr), flow, doing=doing)
+
+
+def ibv_read_counters(counters: Any, ncounters: int, flags: int = 0) -> list[int]:
+    """Read a set of counters.
+
+    Args:
+        counters: pointer to ``struct ibv_counters``.
+        ncounters: how many, from index 0 on.
+        flags: ``ReadCountersFlags``.
+
+    Returns:
+        The values, 64 bits each.
+
+    Source: ibv_read_counters(3), ``ibv_read_counters``.
+    """
+    values = (ctypes.c_uint64 * ncounters)()
+    context = counters.contents.context
+    _call_op("ibv_read_counters", context, counters, values, ncounters, flags, doing="read counters")
+    return list(values)
+
+
 # ---- extended queue pairs and their work requests
 
 
 def ibv_create_qp_ex(context: Any, attr: abi.ibv_qp_init_attr_ex) -> Any:
-    """A queue pair with extended attributes, in RESET.
+    """A queue pair with extended attributes, in RESET. ``ibv_destroy_qp`` destroys it.
 
     Args:
         context: pointer to ``struct ibv_context``.
-        attr: ``comp_mask`` says which of the later fields count; with ``PD`` alone it goes to
-            ``ibv_create_qp``, as the header's inline does. ``attr.cap`` is updated to what was given.
+        attr: ``struct ibv_qp_init_attr_ex``. With PD alone in ``comp_mask`` it goes to ``ibv_create_qp``, as the
+            header's inline does.
+
+            * ``qp_context``: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
+            * ``send_cq``, ``recv_cq``: pointers to the ``struct ibv_cq`` of its send and of its receive queue.
+            * ``srq``: pointer to the ``struct ibv_srq`` that it receives from, or NULL.
+            * ``cap``: sizes: ``max_send_wr`` and ``max_recv_wr``, work requests outstanding at once in each queue;
+              ``max_send_sge`` and ``max_recv_sge``, scatter/gather elements of one; ``max_inline_data``, bytes that
+              can be posted inline, 0 for none. All is updated to what was given, at least what was asked for. With an
+              ``srq``, ``max_recv_wr`` and ``max_recv_sge`` are ignored.
+            * ``qp_type`` (``QpType``): RC, UC, UD, RAW_PACKET, XRC_SEND, XRC_RECV, or DRIVER, which is no
+              service of its own but a vendor's own logic.
+            * ``sq_sig_all``: not 0: each send gives a completion, signaled or not.
+            * ``comp_mask`` (``QpInitAttrMask``): which of the fields below count: PD, XRCD, CREATE_FLAGS,
+              MAX_TSO_HEADER, IND_TABLE, RX_HASH, SEND_OPS_FLAGS.
+            * ``pd``: pointer to its ``struct ibv_pd``.
+            * ``xrcd``: pointer to the ``struct ibv_xrcd`` of an XRC_RECV, the target's end.
+            * ``create_flags`` (``QpCreateFlags``). BLOCK_SELF_MCAST_LB: what it sends to a multicast group does not
+              come back to itself. SCATTER_FCS: the frame's checksum is written to memory behind the packet.
+              CVLAN_STRIPPING: the customer VLAN tag is taken out of incoming packets. SOURCE_QPN: on the wire it
+              uses ``source_qpn`` as its number. PCI_WRITE_END_PADDING: incoming packets are padded to a full
+              cache line in memory.
+            * ``max_tso_header``: bytes of header that a TSO send can have, 16 bits.
+            * ``rwq_ind_tbl``: pointer to the ``struct ibv_rwq_ind_table`` of the work queues that it receives
+              to; then it has no receive queue of its own (IND_TABLE).
+            * ``rx_hash_conf``: how it spreads what it receives over them (RX_HASH): ``rx_hash_function``
+              (``RxHashFunctionFlags``); ``rx_hash_key_len``, bytes of key, 8 bits; ``rx_hash_key``, their address;
+              ``rx_hash_fields_mask`` (``RxHashFields``), what of a packet enters the hash: SRC_IPV4, DST_IPV4,
+              SRC_IPV6, DST_IPV6, the addresses; SRC_PORT_TCP, DST_PORT_TCP, SRC_PORT_UDP, DST_PORT_UDP, the ports;
+              IPSEC_SPI, the security association's index; INNER, for a tunnel as VXLAN, whose packets have a
+              header within: with it the other bits mean that inner header, not the outer one.
+            * ``source_qpn``: the number that its packets carry, 24 bits, with SOURCE_QPN in ``create_flags``. Only
+              on UD; without a steering rule it can receive nothing, for it is not the number that packets are for.
+            * ``send_ops_flags`` (``QpSendOpsFlags``): which operations ``struct ibv_qp_ex`` must have, see
+              :func:`ibv_qp_to_qp_ex`: RDMA_WRITE, RDMA_WRITE_WITH_IMM, SEND, SEND_WITH_IMM, RDMA_READ,
+              ATOMIC_CMP_AND_SWP, ATOMIC_FETCH_AND_ADD, LOCAL_INV, BIND_MW, SEND_WITH_INV, TSO, FLUSH and ATOMIC_WRITE,
+              for the ``ibv_wr_*`` functions of these names (SEND_OPS_FLAGS).
+
+    Returns:
+        Pointer to ``struct ibv_qp``; ``qp_num`` in it is the number that it got.
 
     Raises:
-        VerbsError: EOPNOTSUPP for a type, flag or send operation that the device lacks.
+        LibraryError: EOPNOTSUPP where the library or the provider has no extended queue pairs.
+        VerbsError: EOPNOTSUPP for a type, flag or send operation that the device lacks; EINVAL outside of the limits.
 
-    Source: ibv_create_qp_ex(3), ``ibv_create_qp_ex``.
+    Source: ibv_create_qp_ex(3), ``ibv_create_qp_ex``, ``struct ibv_qp_init_attr_ex``.
     """
     if attr.comp_mask == abi.QpInitAttrMask.PD:
         return ibv_create_qp(attr.pd, abi.ibv_qp_init_attr.from_buffer(attr))

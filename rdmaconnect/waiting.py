@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
-import threading
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .deadline import Deadline, wait_readable
@@ -27,17 +27,23 @@ class Waitable(Owned, Generic[T]):
     with a ``StateError``.
 
     Args:
-        pointer, name, parents: as :class:`Owned`.
-        fd: the descriptor; it is made non-blocking.
+        make, name, parents: as :class:`Owned`.
+        fd: finds the descriptor, given what ``make`` made; it is made non-blocking.
     """
 
-    def __init__(self, pointer: Any, name: str, parents: tuple[Owned, ...], fd: int) -> None:
-        super().__init__(pointer, name, parents)
-        self._fd = fd
-        #: held while anything is taken and while anything dies that could be taken
-        self._lock = threading.RLock()
+    def __init__(
+        self, make: Callable[[], Any], name: str, parents: tuple[Owned, ...], fd: Callable[[Any], int]
+    ) -> None:
         self._sleepers: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
-        os.set_blocking(fd, False)
+        self._fd = -1
+
+        def made() -> Any:
+            pointer = make()
+            self._fd = fd(pointer)
+            os.set_blocking(self._fd, False)
+            return pointer
+
+        super().__init__(made, name, parents)
 
     def _take(self) -> T | None:
         """What there is now; something false if there is nothing. Never blocks."""
@@ -84,7 +90,8 @@ class Waitable(Owned, Generic[T]):
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         # a descriptor of its own: two tasks can watch, and none watches a number that was closed and given anew
-        fd = os.dup(self.fileno())
+        with self._lock:
+            fd = os.dup(self.fileno())
         self._sleepers.add((loop, woken))
         loop.add_reader(fd, _wake, woken)
         try:
@@ -96,10 +103,7 @@ class Waitable(Owned, Generic[T]):
             self._sleepers.discard((loop, woken))
             os.close(fd)
 
-    def close(self) -> None:
-        """Free it, what was made from it first. Twice is fine. Whoever waits gets a ``StateError``."""
-        with self._lock:
-            super().close()
+    def _freed(self, pointer: Any) -> None:
         for loop, woken in list(self._sleepers):
             with contextlib.suppress(RuntimeError):  # that loop is over
                 loop.call_soon_threadsafe(_wake, woken)

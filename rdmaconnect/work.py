@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,9 +17,10 @@ from .abi import AccessFlags, MwType, PlacementType, SelectivityLevel, SendFlags
 from .address import RemoteSrq, UdAddress
 from .buffers import as_bytes
 from .endpoint import RemoteRegion
+from .fields import bits
 from .memory import MR, MW, Sge
 
-__all__ = ["Operation", "Pieces", "Target", "Work", "bits", "check_fits", "local"]
+__all__ = ["Operation", "Pieces", "Target", "Work", "check_fits", "check_open", "local", "regions"]
 
 #: the local bytes of an operation
 Pieces = Sge | Sequence[Sge] | None
@@ -59,6 +60,7 @@ class Operation:
 
     def __post_init__(self) -> None:
         bits("wr_id", self.wr_id, 64)
+        bits("flags", int(self.flags), 32)
         if self.inline is not None:
             self.flags |= _INLINE
         elif self.flags & _INLINE:
@@ -132,7 +134,7 @@ class Work:
     ) -> _W:
         """Send packets with the header ``hdr`` and ``mss`` bytes of payload each, cut out of one message."""
         head = (ctypes.c_char * len(hdr)).from_buffer_copy(hdr)
-        args = (ctypes.addressof(head), len(hdr), bits("mss", mss, 16))
+        args = (ctypes.addressof(head), bits("the header's length", len(hdr), 16), bits("mss", mss, 16))
         self._put(Operation(WrOpcode.TSO, args, wr_id, flags, *local(sge, None), to, keep=head))
         return self
 
@@ -269,13 +271,6 @@ class Work:
         self._rdma(work, remote, 8)
 
 
-def bits(name: str, value: int, width: int) -> int:
-    """``value``, if it fits: ctypes would cut it off silently."""
-    if not 0 <= value < 1 << width:
-        raise ValueError(f"{name} is {value}: give {width} bits, without a sign")
-    return value
-
-
 def _be32(imm_data: int) -> int:
     return socket.htonl(bits("imm_data", imm_data, 32))
 
@@ -314,13 +309,32 @@ def check_fits(work: Operation | None, qp: Any) -> None:
         raise ValueError(f"post to {qp.name}: say whom it is for (to={qp.target.__name__}(...))")
     if work is None:
         return
-    for owned in work.holds():
-        owned.pointer  # noqa: B018
-        if owned.pd is not qp.pd:
-            raise ValueError(f"post to {qp.name}: {owned.name} is of another protection domain")
+    for owned in (*work.holds(), *regions(work.pieces)):
+        check_open(owned, qp)
     if len(work.pieces) > qp.cap.max_send_sge:
         raise ValueError(f"post {len(work.pieces)} pieces to {qp.name}: it takes {qp.cap.max_send_sge}")
     if work.inline is not None and len(work.inline) > qp.cap.max_inline_data:
         raise ValueError(f"post {len(work.inline)} bytes inline to {qp.name}: it takes {qp.cap.max_inline_data}")
     if work.opcode == WrOpcode.TSO and work.args[1] > qp.max_tso_header:
         raise ValueError(f"post a TSO header of {work.args[1]} bytes to {qp.name}: it takes {qp.max_tso_header}")
+
+
+def regions(pieces: Sequence[Sge]) -> Iterator[MR]:
+    """The regions of pieces, as far as they are known."""
+    return (piece.mr for piece in pieces if piece.mr is not None)
+
+
+def check_open(owned: Any, queue: Any) -> None:
+    """Refuse what a queue cannot use: by the completion's status nobody would see why.
+
+    Args:
+        owned: an ``MR``, ``MW`` or ``AddressHandle`` that a request names.
+        queue: the ``QueuePair`` or ``SRQ`` that it is to be posted to.
+
+    Raises:
+        StateError: ``owned`` is closed.
+        ValueError: it is of another protection domain.
+    """
+    owned.pointer  # noqa: B018
+    if owned.pd.base is not queue.pd.base:
+        raise ValueError(f"post to {queue.name}: {owned.name} is of another protection domain ({owned.pd.name})")

@@ -1,10 +1,12 @@
-"""Asks a C compiler whether `rdmaconnect.abi` says what a real `infiniband/verbs.h` says.
+"""Asks C compilers whether `rdmaconnect.abi` says what a real `infiniband/verbs.h` says.
 
 Every statement about the ABI becomes one line of C: a `_Static_assert` that holds if the statement is true. The
 compiler reads the header and the lines; a line that it complains about is a statement that is false.
 
 A header may be older than the structs of `rdmaconnect.abi`. What it lacks must be listed in `abi.SINCE`, and is left
 out of the structs before they are compared, so that an old header proves the layout an old library has.
+
+The compiler may be one for another machine or another C library: nothing is run, so the layout there is proven here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,12 +24,58 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rdmaconnect import abi
-from rdmaconnect.abi.cstruct import scope
+from rdmaconnect.abi.cstruct import mutex_size, scope
 from rdmaconnect.abi.ctext import Declaration, declarations, layout
 
 CC = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+#: the lab gives all headers and all compilers, and nothing may be missing there
+IN_LAB = bool(os.environ.get("RDMACONNECT_HEADERS"))
 SCOPE = scope(abi.STRUCTS)
 CONSTANTS = {"IBV_SYSFS_NAME_MAX": "64", "IBV_SYSFS_PATH_MAX": "256"}
+
+
+class Target(NamedTuple):
+    """A machine and a C library that a compiler compiles for.
+
+    Attributes:
+        name: the machine.
+        libc: `glibc` or `musl`.
+        command: the compiler and how it finds the rest of the system's headers.
+        package: the Debian package that has it.
+    """
+
+    name: str
+    libc: str
+    command: tuple[str, ...]
+    package: str
+
+    def __repr__(self) -> str:
+        return self.name if self.libc == "glibc" else f"{self.name}-{self.libc}"
+
+    @property
+    def mutex(self) -> int:
+        """Bytes in a `pthread_mutex_t` there."""
+        return mutex_size(self.name, self.libc)
+
+    @property
+    def there(self) -> bool:
+        return shutil.which(self.command[0]) is not None
+
+
+SYSTEM = Path("/usr/include")
+#: the kernel's headers, which musl's compiler does not look for
+_KERNEL = ("-idirafter", "/usr/include", "-idirafter", f"/usr/include/{platform.machine()}-linux-gnu")
+HERE = Target(platform.machine(), platform.libc_ver()[0], (CC or "cc",), "gcc")
+TARGETS = [
+    HERE,
+    *(
+        Target(machine, "glibc", (f"{prefix}-linux-gnu-gcc",), f"gcc-{prefix}-linux-gnu")
+        for machine, prefix in {
+            "aarch64": "aarch64", "s390x": "s390x", "riscv64": "riscv64", "ppc64le": "powerpc64le"
+        }.items()
+    ),
+    Target(platform.machine(), "musl", (f"{platform.machine()}-linux-musl-gcc", *_KERNEL), "musl-dev"),
+]  # fmt: skip
 
 
 class Check(NamedTuple):
@@ -54,13 +103,14 @@ class Header:
     def release(self) -> int | None:
         return int(self.label) if self.label.isdigit() else None
 
-    def compiler(self, *args: str, code: str = "") -> subprocess.CompletedProcess[str]:
-        """Run the compiler over `code`, with this header included first, on line 1."""
-        assert CC
+    def compiler(self, *args: str, code: str = "", target: Target = HERE) -> subprocess.CompletedProcess[str]:
+        """Run a compiler over `code`, with this header included first, on line 1."""
+        # the system's place comes last by itself, behind the headers of the target
+        place = [] if self.include == SYSTEM else [f"-I{self.include}"]
         with tempfile.TemporaryDirectory() as where:
             source = Path(where, "abi.c")
             source.write_text("#include <infiniband/verbs.h>\n" + code)
-            command = [CC, "-std=gnu11", "-w", f"-I{self.include}", *args, source.name]
+            command = [target.command[0], "-std=gnu11", "-w", *place, *target.command[1:], *args, source.name]
             return subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
 
     @functools.cached_property
@@ -135,7 +185,7 @@ def headers() -> list[Header]:
         found = sorted(Path(root).glob("*/usr/include/infiniband/verbs.h"), key=lambda p: p.parts[-5].zfill(4))
         assert found, f"RDMACONNECT_HEADERS={root} holds no <release>/usr/include/infiniband/verbs.h"
         return [Header(path.parts[-5], path.parents[1]) for path in found]
-    return [Header("system", Path("/usr/include"))] if Path("/usr/include/infiniband/verbs.h").exists() else []
+    return [Header("system", SYSTEM)] if (SYSTEM / "infiniband/verbs.h").exists() else []
 
 
 def members(text: str, path: str = "") -> Iterator[tuple[str, Declaration]]:
@@ -148,13 +198,36 @@ def members(text: str, path: str = "") -> Iterator[tuple[str, Declaration]]:
             yield from members(body, f"{inner}." if found.name else path)
 
 
-def as_of(header: Header, name: str, cls: Any) -> Any:
-    """The struct as `header` has it: without the members that came later."""
-    kept = [d for d in declarations(cls._c_, SCOPE, name) if header.should_have(f"{name}.{d.name}")]
-    parent: Any = ctypes.Union if issubclass(cls, ctypes.Union) else ctypes.Structure
+@functools.cache
+def structs(header: Header, mutex: int) -> dict[str, Any]:
+    """Every struct as a header has it, without the members that came later, where a lock has `mutex` bytes."""
+    types, found = dict(SCOPE), dict[str, Any]()
+    types["pthread_mutex_t"] = lock(mutex)
+    for name, cls in abi.STRUCTS.items():
+        if header.should_have(name):
+            found[name] = as_of(header, name, cls, types)
+            types[f"{_kind(cls)[0]} {name}"] = found[name]
+    return found
+
+
+def as_of(header: Header, name: str, cls: Any, types: dict[str, Any] = SCOPE) -> Any:
+    """A struct as `header` has it: without the members that came later."""
+    kept = [d for d in declarations(cls._c_, types, name) if header.should_have(f"{name}.{d.name}")]
+    _, parent = _kind(cls)
     anonymous, fields = layout(kept)
     text = "".join(f"{d.text};" for d in kept)
     return type(parent)(name, (parent,), {"_anonymous_": anonymous, "_fields_": fields, "_c_": text})
+
+
+def lock(mutex: int) -> Any:
+    """A `pthread_mutex_t` of so many bytes."""
+    fields = [("size", ctypes.c_char * mutex), ("align", ctypes.c_long)]
+    return type(ctypes.Union)("pthread_mutex_t", (ctypes.Union,), {"_fields_": fields})
+
+
+def _kind(cls: Any) -> tuple[str, Any]:
+    """C's word for a class, and ctypes' class for that."""
+    return ("union", ctypes.Union) if issubclass(cls, ctypes.Union) else ("struct", ctypes.Structure)
 
 
 def enum_checks(header: Header, cls: Any, c_name: str | None, prefix: str) -> Iterator[Check]:
@@ -167,16 +240,15 @@ def enum_checks(header: Header, cls: Any, c_name: str | None, prefix: str) -> It
             yield Check(name, f'_Static_assert((long long)({name}) == {int(member)}LL, "");')
 
 
-def struct_checks(header: Header, name: str, cls: Any) -> Iterator[Check]:
+def struct_checks(name: str, cls: Any) -> Iterator[Check]:
     """Size and alignment of a struct; offset, size and exact C type of every member."""
-    old = as_of(header, name, cls)
-    kind = f"{'union' if issubclass(cls, ctypes.Union) else 'struct'} {name}"
-    yield Check(f"sizeof {name}", f'_Static_assert(sizeof({kind}) == {ctypes.sizeof(old)}, "");')
-    yield Check(f"alignof {name}", f'_Static_assert(_Alignof({kind}) == {ctypes.alignment(old)}, "");')
-    for path, found in members(old._c_):
+    kind = f"{_kind(cls)[0]} {name}"
+    yield Check(f"sizeof {name}", f'_Static_assert(sizeof({kind}) == {ctypes.sizeof(cls)}, "");')
+    yield Check(f"alignof {name}", f'_Static_assert(_Alignof({kind}) == {ctypes.alignment(cls)}, "");')
+    for path, found in members(cls._c_):
         if found.name:
             where = f"{name}.{path}"
-            offset, size = place(old, path)
+            offset, size = place(cls, path)
             it = f"(({kind} *)0)->{path}"
             yield Check(f"offset {where}", f'_Static_assert(__builtin_offsetof({kind}, {path}) == {offset}, "");')
             yield Check(f"size {where}", f'_Static_assert(sizeof({it}) == {size}, "");')
@@ -217,29 +289,36 @@ def same_type(what: str, name: str, text: str, expression: str) -> Check:
     return Check(what, f'extern {text}; _Static_assert(__builtin_types_compatible_p({types}), "");')
 
 
-def checks(header: Header) -> list[Check]:
+def checks(header: Header, target: Target = HERE) -> list[Check]:
     """Everything that `rdmaconnect.abi` says, as far as this header can know it."""
     found: list[Check] = []
     for cls, (c_name, prefix) in abi.ENUMS.items():
         found += enum_checks(header, cls, c_name, prefix)
-    for name, cls in abi.STRUCTS.items():
-        found += struct_checks(header, name, cls)
-    for type_ in (abi.pthread_mutex_t, abi.pthread_cond_t):
+    for name, cls in structs(header, target.mutex).items():
+        found += struct_checks(name, cls)
+    for type_ in (lock(target.mutex), abi.pthread_cond_t):
         name, size, alignment = type_.__name__, ctypes.sizeof(type_), ctypes.alignment(type_)
         found.append(Check(f"sizeof {name}", f'_Static_assert(sizeof({name}) == {size}, "");'))
         found.append(Check(f"alignof {name}", f'_Static_assert(_Alignof({name}) == {alignment}, "");'))
     for name, prototype in abi.PROTOTYPES.items():
         if header.should_have(name):
             found.append(prototype_check(prototype))
-    return found
+    return [check for check in found if not changed(header, check)]
 
 
-def refuted(header: Header, statements: Iterable[Check]) -> list[str]:
+def changed(header: Header, check: Check) -> bool:
+    """Whether a statement is about what older headers such as this one have otherwise."""
+    name = check.what.removeprefix("type ")
+    return header.release is not None and header.release < abi.CHANGED.get(name, 0)
+
+
+def refuted(header: Header, statements: Iterable[Check], target: Target = HERE) -> list[str]:
     """Compile the statements against a header; return those that the compiler refuses."""
     statements = list(statements)
     macros = "".join(f"#undef {name}\n" for name in abi.PROTOTYPES)
     first = macros.count("\n") + 2
-    done = header.compiler("-fsyntax-only", code=macros + "\n".join(check.code for check in statements) + "\n")
+    code = macros + "\n".join(check.code for check in statements) + "\n"
+    done = header.compiler("-fsyntax-only", code=code, target=target)
     lines = sorted({int(n) for n in re.findall(r"^abi\.c:(\d+):\d+: error", done.stderr, re.M)})
     assert bool(lines) == bool(done.returncode), done.stderr
     assert all(line >= first for line in lines), done.stderr

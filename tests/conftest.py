@@ -31,8 +31,7 @@ def software() -> Iterator[Software]:
     with Software() as made:
         yield made
         problems = made.problems()
-        for context in list(device._opened.values()):  # what is left is not for the next test
+        for opened in list(device._opened.values()):  # what is left is not for the next test
             with contextlib.suppress(Exception):
-                context._uses = 1
-                context.close()
+                opened.close()
     assert problems == []

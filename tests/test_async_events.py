@@ -21,6 +21,9 @@ from rdmaconnect.handle import Owned
 class Thing(Owned):
     """Something with a C struct."""
 
+    def __init__(self, pointer: Any, name: str, parents: tuple[Owned, ...] = ()) -> None:
+        super().__init__(lambda: pointer, name, parents)
+
     def _release(self, pointer: Any) -> None:
         pass
 

@@ -249,7 +249,7 @@ def test_hosts_that_nothing_joins_are_told_why_on_both_sides(world: World, caplo
     error = world.fails(PeerRejected)
     assert "GIDs: none of the connector's" in str(error)
     assert len(world.hellos) == 1
-    assert "GIDs: none of the connector's" in caplog.text
+    until(lambda: "GIDs: none of the connector's" in caplog.text)
 
 
 # ---- what was asked for explicitly

@@ -402,16 +402,28 @@ def test_a_device_is_opened_once_and_closed_with_its_last_use(monkeypatch: pytes
     library = Library(monkeypatch)
     assert device.device_names() == ["rxe0"]
     one, two = device.open_device("rxe0"), device.open_device("rxe0")
-    assert one is two
+    assert one.pointer is two.pointer
+    assert one.is_same(two)
     one.close()
+    assert one.closed
     assert not two.closed
     two.close()
     two.close()
     assert two.closed
     assert library.calls == ["list", "free", "list", "open", "free", "close"]
     three = device.open_device("rxe0")
-    assert three is not one
+    assert not three.is_same(two)
     three.close()
+
+
+def test_who_closes_twice_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(monkeypatch)
+    one, two = device.open_device("rxe0"), device.open_device("rxe0")
+    one.close()
+    one.close()
+    assert not two.closed
+    two.close()
+    assert library.calls.count("close") == 1
 
 
 def test_a_device_that_cannot_be_opened_says_what_its_node_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from rdmaconnect.completion import CQ
 from rdmaconnect.device import device_names, gid_is_here, open_device, rank_ports
 from rdmaconnect.endpoint import Gid, Options, RemoteRegion
 from rdmaconnect.errors import LibraryError, ModifyError, PostError, VerbsError
-from rdmaconnect.memory import MR, PD
+from rdmaconnect.memory import MR, PD, Sge
 from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
@@ -275,9 +275,9 @@ def test_remote_access_is_what_was_granted(
 def test_local_memory_must_be_registered(software: Software) -> None:
     with joined() as (here, there), PD(here.context) as other, other.register(bytearray(8)) as foreign:
         gone = here.pd.register(bytearray(8))
-        sge = gone.sge()
+        sge = Sge(gone.addr, 8, gone.lkey)
         gone.close()
-        here.qp.post_send(SendRequest().send(1, sge=foreign.sge()))
+        here.qp.post_send(SendRequest().send(1, sge=Sge(foreign.addr, 8, foreign.lkey)))
         here.wait(1, WcStatus.LOC_PROT_ERR)
         there.qp.post_recv(RecvRequest.scatter(2, sge))
         here.qp.move(QpState.RESET)

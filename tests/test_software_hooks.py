@@ -190,7 +190,7 @@ def test_a_channel_that_blocks_waits_for_an_event(software: Software) -> None:
         time.sleep(A_WHILE)
         assert not waiting.done()
         send(here, 1, b"x")
-        verbs.ibv_ack_cq_events(waiting.result(5), 1)
+        verbs.ibv_ack_cq_events(waiting.result(5)[0], 1)
         os.set_blocking(there.channel.fileno(), False)
 
 

@@ -119,7 +119,7 @@ def test_an_event_that_is_not_acknowledged_is_noticed(software: Software, monkey
         there.recv(1)
         there.cq.arm()
         send(here, 1, b"x")
-        pointer = verbs.ibv_get_cq_event(there.channel.pointer)
+        pointer, _ = verbs.ibv_get_cq_event(there.channel.pointer)
         there.qp.close()
         with pytest.raises(VerbsError, match="EINVAL"):
             verbs.ibv_destroy_cq(pointer)

@@ -15,6 +15,7 @@ from rdmaconnect.errors import StateError
 from rdmaconnect.path import AhAttr, Wish, agree, make_path
 from rdmaconnect.transitions import (
     AH_RANGES,
+    DRIVERS,
     FIELDS,
     RANGES,
     TABLE,
@@ -102,7 +103,7 @@ def test_going_to_reset_or_err_takes_nothing_but_the_state(frm: QpState, to: QpS
         (M.RNR_RETRY, {RC, XSEND}),
         (M.TIMEOUT, {RC, XSEND, XRECV}),
         (M.QKEY, {UD}),
-        (M.RATE_LIMIT, {RAW}),
+        (M.RATE_LIMIT, set()),
         (M.CAP, set()),
     ],
     ids=str,
@@ -174,10 +175,20 @@ def test_every_single_bit_too_few_or_too_many_is_named(qp_type: QpType) -> None:
             assert (found.missing, found.not_allowed) == (bit, 0), way
             assert str(found) == f"missing: {bit}"
         for bit in [*QpAttrMask, M(1 << 30)]:
-            if not bit & (entry.required | entry.optional | M.STATE):
+            if not bit & (entry.required | entry.optional | M.STATE | DRIVERS):
                 found = diagnose(qp_type, *way, entry.required | bit)
                 assert (found.missing, found.not_allowed) == (0, bit), way
                 assert str(found) == f"not allowed: {bit}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_rate_limit_is_for_the_driver_to_judge(row: tuple[QpType, QpState, QpState]) -> None:
+    """Since Linux 7.2 ``ib_modify_qp_is_ok`` lets it pass on every type and step."""
+    required = TABLE[row[0]][row[1:]].required
+    assert not diagnose(*row, required | M.STATE | M.RATE_LIMIT)
+    attr, mask = step(*row, Anything(), M.RATE_LIMIT)
+    assert mask == required | M.STATE | M.RATE_LIMIT
+    assert attr["rate_limit"] == 0
 
 
 @given(rows, st.integers(0, 2**26 - 1))

@@ -21,7 +21,7 @@ class Pipe(Waitable[bytes]):
 
     def __init__(self) -> None:
         fd, self.writer = os.pipe()
-        super().__init__(object(), "pipe", (), fd)
+        super().__init__(object, "pipe", (), lambda _: fd)
 
     def _take(self) -> bytes | None:
         with self._lock:

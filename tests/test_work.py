@@ -26,10 +26,10 @@ PIECE = Sge(0x2000, 8, 5)
 def made(kind: type[Owned], pointer: Any, **fields: Any) -> Any:
     """An object of ours that no library knows."""
     thing = kind.__new__(kind)
-    Owned.__init__(thing, pointer, f"the {kind.__name__}")
     thing._release = lambda _: None  # type: ignore[method-assign]
     for name, value in fields.items():
         setattr(thing, name, value)
+    Owned.__init__(thing, lambda: pointer, f"the {kind.__name__}")
     return thing
 
 
@@ -93,7 +93,7 @@ def test_a_window_is_bound_with_its_next_key(pd: Any) -> None:
     mw_struct, mr_struct = ibv_mw(rkey=0x12FF), ibv_mr(lkey=4)
     with (
         made(MW, ctypes.pointer(mw_struct), pd=pd, mw_type=MwType.TYPE_2, _region=None, _mr=None) as mw,
-        made(MR, ctypes.pointer(mr_struct), pd=pd, addr=0x100, length=50, access=AccessFlags.MW_BIND) as mr,
+        made(MR, ctypes.pointer(mr_struct), pd=pd, addr=0x100, length=50, access=AccessFlags.MW_BIND, _held=[]) as mr,
     ):
         wr = SendRequest().bind_mw(1, mw, mr, offset=10, length=20).wr.contents
         assert (wr.bind_mw.rkey, wr.bind_mw.mw.contents.rkey) == (0x1200, 0x12FF)

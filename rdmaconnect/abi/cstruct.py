@@ -5,7 +5,7 @@ Every class bears the name of its C struct and holds the members, word for word 
 by `complete()`, which `structs` calls.
 
 Lengths, owners and byte orders, which C does not say, are in the docstrings. All structs are those of a
-64-bit Linux. What has changed since rdma-core 44 is in `since`.
+64-bit Linux. What has changed since rdma-core 28 is in `since`.
 
 Memory: the library allocates and frees `ibv_device`, `ibv_context`, `verbs_context`, `ibv_pd`, `ibv_mr`,
 `ibv_cq`, `ibv_qp` and the other objects, and a Python `POINTER` to one is a bare address: it neither keeps
@@ -26,16 +26,10 @@ from .ctext import OPAQUE, declarations, layout
 OPAQUES = (
     "_compat_ibv_port_attr",
     "ibv_buf",
-    "ibv_counter_attach_attr",
-    "ibv_counters",
-    "ibv_counters_init_attr",
     "ibv_dmah",
     "ibv_dmah_init_attr",
-    "ibv_flow",
     "ibv_flow_action",
     "ibv_flow_action_esp_attr",
-    "ibv_flow_attr",
-    "ibv_mr_init_attr",
     "verbs_ex_private",
 )
 """Structs that are only pointed to: `c_void_p` in Python."""
@@ -53,15 +47,20 @@ class CUnion(c.Union):
     _c_: ClassVar[str]
 
 
-def _mutex_size() -> int:
-    """Bytes in a pthread_mutex_t: 40 on 64-bit Linux, but 48 with glibc on aarch64."""
-    return 48 if platform.machine() == "aarch64" and platform.libc_ver()[0] == "glibc" else 40
+def mutex_size(machine: str, libc: str) -> int:
+    """Bytes in a pthread_mutex_t on 64-bit Linux.
+
+    Args:
+        machine: as `platform.machine()` names it.
+        libc: `glibc` or another; `platform.libc_ver()` does not know musl's name.
+    """
+    return 48 if (machine, libc) == ("aarch64", "glibc") else 40
 
 
 class pthread_mutex_t(c.Union):
     """A lock inside the library's objects. Never touched from Python: only its size and alignment matter."""
 
-    _fields_ = (("size", c.c_char * _mutex_size()), ("align", c.c_long))
+    _fields_ = (("size", c.c_char * mutex_size(platform.machine(), platform.libc_ver()[0])), ("align", c.c_long))
 
 
 class pthread_cond_t(c.Union):

@@ -85,6 +85,18 @@ class MwType(CEnum):
     TYPE_2 = 2
 
 
+@c_enum("ibv_mr_init_attr_mask", "IBV_REG_MR_MASK_")
+class MrInitAttrMask(CFlag):
+    """Which fields of `ibv_mr_init_attr` are filled in."""
+
+    IOVA = 1 << 0
+    ADDR = 1 << 1
+    FD = 1 << 2
+    FD_OFFSET = 1 << 3
+    DMAH = 1 << 4
+    BUF = 1 << 5
+
+
 @c_enum("ibv_rereg_mr_flags", "IBV_REREG_MR_")
 class ReregMrFlags(CFlag):
     """What `ibv_rereg_mr` changes; `FLAGS_SUPPORTED` is all of it."""

@@ -3,13 +3,14 @@
 `PROTOTYPES` holds what the shared object exports, as C text grouped by failure convention; `OPS` holds what
 `verbs.h` does inline, through tables of function pointers. Neither loads nor calls anything.
 
-Conventions were read in the manual pages and the source of rdma-core 65, and are not guessed from names. Two
+Conventions were read in the manual pages and the source of rdma-core 65, and are not guessed from names. They
 do not tell the whole truth, and the caller should know:
 
-* Where -1 or a negative number stands for failure, errno says why only if a system call failed.
-  `ibv_query_gid` and `ibv_query_pkey` can return -1 with errno as it was, and `ibv_poll_cq` a number that
-  means something to its provider alone. Set errno to 0 before, and say "unknown reason" if it still is.
-* `ibv_resolve_eth_l2_from_gid` returns -errno, or -1 for some inner failures, which reads as EPERM.
+* Where -1 stands for failure, errno says why only if a system call failed: `ibv_query_gid` and
+  `ibv_query_pkey` can return it with errno as it was. Set errno to 0 before; if it still is, there is no reason.
+* -1 comes also from verbs that should return an errno or -errno: no reason, and not EPERM.
+* What a provider answers to polling is its own where it is negative: mlx4, mlx5, mthca and vmw_pvrdma have
+  CQ_POLL_ERR, -2, which is not ENOENT.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Fails(Enum):
     ERRNO_RETURNED = "returns the errno value, 0 for success; errno itself means nothing"
     MINUS_ONE = "returns -1, or another negative number, and sets errno"
     MINUS_ERRNO = "returns a negative errno value; 0 or more is success"
+    POLL_COUNT = "returns a negative number, the provider's own and no errno; 0 or more is success"
+    POLL_ERRNO = "returns the errno value, 0 for success, or a negative number, the provider's own and no errno"
     NEVER = "does not fail, or answers with a value that is no error"
 
 
@@ -82,6 +85,7 @@ _EXPORTED = {
                                         unsigned int access);
         struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
                                          int fd, int access);
+        struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct ibv_mr_init_attr *mr_init_attr);
         struct ibv_mr *ibv_import_mr(struct ibv_pd *pd, uint32_t mr_handle);
         struct ibv_dm *ibv_import_dm(struct ibv_context *context, uint32_t dm_handle);
         struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
@@ -175,6 +179,7 @@ _SYMBOL_VERSIONS = {
     "IBVERBS_1.12": "ibv_reg_dmabuf_mr",
     "IBVERBS_1.13": "ibv_import_dm ibv_is_fork_initialized ibv_unimport_dm",
     "IBVERBS_1.14": "ibv_query_qp_data_in_order",
+    "IBVERBS_1.15": "ibv_reg_mr_ex",
     "IBVERBS_1.16": "ibv_dm_export_dmabuf_fd ibv_query_port_speed",
 }
 
@@ -183,19 +188,21 @@ _INLINE = {
     ("context", Fails.ERRNO_RETURNED): """
         ibv_bind_mw ibv_dealloc_mw ibv_req_notify_cq ibv_post_send ibv_post_recv ibv_post_srq_recv
     """,
-    ("context", Fails.MINUS_ONE): "ibv_poll_cq",
+    ("context", Fails.POLL_COUNT): "ibv_poll_cq",
     ("verbs_context", Fails.NULL_ERRNO): """
         ibv_alloc_dm ibv_reg_dm_mr ibv_alloc_null_mr ibv_alloc_td ibv_alloc_parent_domain ibv_create_cq_ex
         ibv_create_srq_ex ibv_create_qp_ex ibv_open_qp ibv_open_xrcd ibv_create_wq ibv_create_rwq_ind_table
+        ibv_create_flow=ibv_create_flow ibv_create_counters
     """,
     ("verbs_context", Fails.ERRNO_RETURNED): """
         ibv_query_device_ex ibv_query_port ibv_query_rt_values_ex=query_rt_values ibv_advise_mr ibv_free_dm
         ibv_dealloc_td ibv_modify_cq ibv_get_srq_num ibv_post_srq_ops ibv_close_xrcd ibv_modify_qp_rate_limit
-        ibv_modify_wq ibv_destroy_wq ibv_destroy_rwq_ind_table
+        ibv_modify_wq ibv_destroy_wq ibv_destroy_rwq_ind_table ibv_destroy_flow=ibv_destroy_flow
+        ibv_attach_counters_point_flow ibv_read_counters ibv_destroy_counters
     """,
     ("dm", Fails.ERRNO_RETURNED): "ibv_memcpy_to_dm ibv_memcpy_from_dm",
     ("wq", Fails.ERRNO_RETURNED): "ibv_post_wq_recv=post_recv",
-    ("cq_ex", Fails.ERRNO_RETURNED): "ibv_start_poll ibv_next_poll",
+    ("cq_ex", Fails.POLL_ERRNO): "ibv_start_poll ibv_next_poll",
     ("cq_ex", Fails.NEVER): """
         ibv_end_poll
         ibv_wc_read_opcode=read_opcode

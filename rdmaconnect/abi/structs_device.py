@@ -1,4 +1,4 @@
-"""The structs of `verbs.h` for devices, ports and memory. See `cstruct` for how to read them."""
+"""The structs of `verbs.h` for devices, ports and protection domains. See `cstruct` for how to read them."""
 
 from __future__ import annotations
 
@@ -324,73 +324,4 @@ class ibv_parent_domain_init_attr(CStruct):
                        uint64_t resource_type);
         void (*free)(struct ibv_pd *pd, void *pd_context, void *ptr, uint64_t resource_type);
         void *pd_context;
-    """
-
-
-class ibv_mr(CStruct):
-    """A registered memory region: `length` bytes at `addr`; `lkey` for local, `rkey` for remote use."""
-
-    _c_ = """
-        struct ibv_context *context;
-        struct ibv_pd *pd;
-        void *addr;
-        size_t length;
-        uint32_t handle;
-        uint32_t lkey;
-        uint32_t rkey;
-    """
-
-
-class ibv_alloc_dm_attr(CStruct):
-    """Memory on the device: `length` bytes, aligned to 2**`log_align_req`; `comp_mask` must be 0."""
-
-    _c_ = """
-        size_t length;
-        uint32_t log_align_req;
-        uint32_t comp_mask;
-    """
-
-
-class ibv_dm(CStruct):
-    """A piece of memory on the device, copied to and from by its two functions (0, or the errno value)."""
-
-    _c_ = """
-        struct ibv_context *context;
-        int (*memcpy_to_dm)(struct ibv_dm *dm, uint64_t dm_offset, const void *host_addr, size_t length);
-        int (*memcpy_from_dm)(void *host_addr, struct ibv_dm *dm, uint64_t dm_offset, size_t length);
-        uint32_t comp_mask;
-        uint32_t handle;
-    """
-
-
-class ibv_mw_bind_info(CStruct):
-    """The range of a region that a window opens: `length` bytes at `addr`, with `AccessFlags`."""
-
-    _c_ = """
-        struct ibv_mr *mr;
-        uint64_t addr;
-        uint64_t length;
-        unsigned int mw_access_flags;
-    """
-
-
-class ibv_mw(CStruct):
-    """A memory window; its `rkey` changes with every bind."""
-
-    _c_ = """
-        struct ibv_context *context;
-        struct ibv_pd *pd;
-        uint32_t rkey;
-        uint32_t handle;
-        enum ibv_mw_type type;
-    """
-
-
-class ibv_mw_bind(CStruct):
-    """A work request that binds a type 1 window."""
-
-    _c_ = """
-        uint64_t wr_id;
-        unsigned int send_flags;
-        struct ibv_mw_bind_info bind_info;
     """

@@ -10,9 +10,7 @@ import os
 import socket
 import struct
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from ..abi import LinkLayer, QpType
@@ -21,6 +19,7 @@ from ..endpoint import Options
 from ..errors import LibraryError, RdmaConnectError
 from ..port import Port
 from ..prepare import Prepared
+from ..verbs import complaints
 from .access import container_signs, kernel_modules, nodes
 from .host import Device, Firewall, Host, Library, Limits, Netdev, Trial
 from .netlink import rdma_system
@@ -46,8 +45,7 @@ def gather(options: Options, toward: str | None = None) -> Host:
         What was seen.
     """
     limits = _limits()  # before anything of ours is open
-    with _stderr_kept() as said:
-        names, listing, missing = _names()
+    names, listing, missing = _names()
     devices = tuple(_device(name, name in names) for name in sorted({*names, *entries(_SYS)}))
     ports = [port for device in devices for port in device.ports]
     choice, problem = _choice(options, toward)
@@ -63,7 +61,7 @@ def gather(options: Options, toward: str | None = None) -> Host:
         drivers=drivers,
         loadable=loadable,
         modules=can_load,
-        library=_library(missing, said),
+        library=_library(missing),
         listing=listing,
         nodes=nodes(),
         devices=devices,
@@ -87,31 +85,6 @@ def gather(options: Options, toward: str | None = None) -> Host:
     )
 
 
-@contextmanager
-def _stderr_kept() -> Iterator[list[str]]:
-    """What is printed on stderr meanwhile, by C code too, line by line; filled in at the end."""
-    said: list[str] = []
-    try:
-        file = tempfile.TemporaryFile()  # noqa: SIM115  closed below
-    except OSError:  # no descriptor or no room left: then it is printed
-        yield said
-        return
-    with file:
-        try:
-            kept = os.dup(2)
-        except OSError:
-            yield said
-            return
-        os.dup2(file.fileno(), 2)
-        try:
-            yield said
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            said += file.read().decode(errors="replace").splitlines()
-
-
 def _names() -> tuple[list[str], str, str]:
     """The devices that libibverbs lists, why it cannot, and why there is no libibverbs."""
     try:
@@ -128,12 +101,12 @@ def _mapped() -> list[str]:
     return sorted(path for path in paths if os.path.basename(path).startswith("libibverbs.so"))
 
 
-def _library(error: str, said: list[str]) -> Library:
+def _library(error: str) -> Library:
     path = next(iter(_mapped()), "")
     version = os.path.basename(os.path.realpath(path)).partition(".so.")[2] if path else ""
     folder = Path(path).parent / "libibverbs"
     providers = tuple(name[3:].partition("-rdmav")[0] for name in entries(folder) if "-rdmav" in name) if path else ()
-    return Library(path, version, providers, error, tuple(line for line in said if line.strip()))
+    return Library(path, version, providers, error, complaints())
 
 
 def _device(name: str, listed: bool) -> Device:

@@ -20,7 +20,7 @@ class Library:
         version: of its file name, "" if unknown.
         providers: the providers installed beside it, by name.
         error: why it could not be loaded, or "".
-        complaints: what it printed on stderr when it listed the devices.
+        complaints: what it says on stderr when it looks for devices and their providers.
     """
 
     path: str = ""

@@ -30,7 +30,7 @@ STRANGERS_MAX, SILENT_S = 1024, 1.0
 
 
 class Acceptor:
-    """Takes connections, and gives each a channel.
+    """Takes connections, once it is started, and gives each a channel.
 
     Args:
         url: ``tcp://host:port``; port 0 takes a free one.
@@ -66,6 +66,13 @@ class Acceptor:
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = STRANGERS_MAX if most == resource.RLIM_INFINITY else max(16, min(STRANGERS_MAX, most // 4))
+
+    def start(self) -> None:
+        """Begin to take connections, which wait in the kernel's queue until then.
+
+        Raises:
+            OSError, RuntimeError: no descriptor, no thread; then it is closed.
+        """
         try:
             service.do(self._start)
         except BaseException:
@@ -85,8 +92,10 @@ class Acceptor:
         self._strangers.pop(channel, None)
 
     def expect(self, channel: Channel) -> None:
-        """A channel has to say again what it wants. For the service thread."""
-        if not self._closed:
+        """A channel has to say again what it wants; it is closed if nobody listens here. For the service thread."""
+        if self._closed:
+            channel.close()
+        else:
             self._strangers[channel] = time.monotonic()
 
     # ---- in the service thread

@@ -229,7 +229,7 @@ def test_destroying_really_waits_for_acknowledgements(pair: Pair) -> None:
     ready = select.poll()
     ready.register(channel, select.POLLIN)
     assert ready.poll(PATIENCE * 1000)
-    taken = verbs.ibv_get_cq_event(channel.pointer)  # behind the back of the layer
+    taken, _ = verbs.ibv_get_cq_event(channel.pointer)  # behind the back of the layer
     assert ctypes.addressof(taken.contents) == ctypes.addressof(other.cq.pointer.contents)
     other.qp.close()
     closing = threading.Thread(target=other.cq.close)

@@ -25,15 +25,15 @@ from rdmaconnect import verbs
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, ibv_qp_attr
 from rdmaconnect.address import ah_struct
 from rdmaconnect.errors import StateError
-from rdmaconnect.transitions import TABLE, diagnose
+from rdmaconnect.transitions import DRIVERS, TABLE, diagnose
 
 M, S = QpAttrMask, QpState
 SEED = 20261128
 #: masks drawn for each pair of states
 DRAWN = 200
 STATES = (S.RESET, S.INIT, S.RTR, S.RTS, S.SQD, S.ERR)
-#: every bit that libibverbs has; bit 19 (CAP) and 25 (RATE_LIMIT) are in no row of these types
-BITS = [int(bit) for bit in QpAttrMask]
+#: every bit that the table judges; bit 19 (CAP) is in no row of these types
+BITS = [int(bit) for bit in QpAttrMask if bit not in DRIVERS]
 STATE, CUR, AV = int(M.STATE), int(M.CUR_STATE), int(M.AV)
 
 
@@ -72,10 +72,6 @@ def _no_access_flags(trial: Trial, answer: bool) -> bool:
     return answer and not (trial.qp_type == QpType.UD and trial.mask & int(M.ACCESS_FLAGS))
 
 
-def _no_rate_limit(trial: Trial, answer: bool) -> bool:
-    return answer and not trial.mask & int(M.RATE_LIMIT)
-
-
 #: what changes the answer after the table, in this order
 RULES: dict[str, tuple[Callable[[Trial, bool], bool], str]] = {
     "the kernel adds IBV_QP_PORT to IBV_QP_AV, except on the way to RTR": (
@@ -93,10 +89,6 @@ RULES: dict[str, tuple[Callable[[Trial, bool], bool], str]] = {
     "rxe has no access flags on UD": (
         _no_access_flags,
         "drivers/infiniband/sw/rxe/rxe_qp.c, rxe_qp_chk_attr: IB_QP_ACCESS_FLAGS only for RC and UC",
-    ),
-    "libibverbs has no way to hand a rate limit to rxe": (
-        _no_rate_limit,
-        "rdma-core libibverbs/cmd.c, ibv_cmd_modify_qp: 'attribute must go through the _ex path'",
     ),
 }
 
@@ -249,6 +241,19 @@ def test_the_kernel_accepts_what_the_table_allows(node1: Node, capsys: pytest.Ca
     assert found.surprises == []
     assert found.trials >= 20_000
     assert found.accepted > 1000
+
+
+@pytest.mark.parametrize("qp_type", [QpType.RC, QpType.UC, QpType.UD], ids=str)
+def test_a_rate_limit_is_refused_by_the_driver_not_by_the_table(node1: Node, qp_type: QpType) -> None:
+    """rxe has none, and its provider no way to hand one over: libibverbs/cmd.c, ibv_cmd_modify_qp."""
+    with end_on(node1, qp_type, 5) as end:
+        subject = Subject(end)
+        subject.go(S.RTR)
+        row = TABLE[qp_type][S.RTR, S.RTS]
+        mask = row.required | M.STATE | M.RATE_LIMIT
+        assert not diagnose(qp_type, S.RTR, S.RTS, mask)
+        assert subject.ask(S.RTS, S.RTR, int(mask)) == errno.EOPNOTSUPP
+        assert subject.found_in() == S.RTR
 
 
 def test_the_oracle_can_tell_a_wrong_table(node1: Node, monkeypatch: pytest.MonkeyPatch) -> None:

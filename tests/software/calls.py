@@ -106,8 +106,10 @@ def _failure(fails: Fails, number: int) -> int | None:
         _left.errno = number
         ctypes.set_errno(number)
         return None
-    if fails is Fails.ERRNO_RETURNED:
+    if fails in (Fails.ERRNO_RETURNED, Fails.POLL_ERRNO):
         return number
+    if fails is Fails.POLL_COUNT:
+        return -1
     if fails is Fails.MINUS_ERRNO:
         return -number
     if fails is Fails.MINUS_ONE:

@@ -119,7 +119,9 @@ def ibv_destroy_comp_channel(world: Any, channel: Channel) -> None:
 def ibv_create_cq(
     world: Any, context: Context, cqe: int, cq_context: int | None, channel: Channel | None, comp_vector: int
 ) -> Cq:
-    return Cq(world, context, cqe, channel, comp_vector)
+    made = Cq(world, context, cqe, channel, comp_vector)
+    made.c.cq_context = cq_context
+    return made
 
 
 @verb

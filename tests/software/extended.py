@@ -72,9 +72,13 @@ class CqEx(Cq):
     kind, struct = "cq", ibv_cq_ex
 
     def __init__(self, world: Any, context: Context, attr: Any, channel: Channel | None) -> None:
-        if attr.wc_flags & ~_TELLS or attr.comp_mask & ~int(CqInitAttrMask.FLAGS):
+        if attr.wc_flags & ~_TELLS or attr.comp_mask & ~int(CqInitAttrMask.FLAGS | CqInitAttrMask.PD):
             raise Refused(errno.EOPNOTSUPP)
         super().__init__(world, context, attr.cqe, channel, attr.comp_vector)
+        if attr.comp_mask & CqInitAttrMask.PD:
+            domain = pointed(attr, "parent_domain", "ibv_pd")
+            domain.users += 1
+            self.parents = (*self.parents, domain)
         self.at: tuple[tuple[int, ...], int] | None = None
         self.batch = threading.Lock()
         _install(self, "cq_ex", {field for field, flag in _ASKED.items() if not attr.wc_flags & flag})
@@ -93,7 +97,9 @@ class CqEx(Cq):
 
 @verb
 def ibv_create_cq_ex(world: Any, context: Context, attr: Any) -> CqEx:
-    return CqEx(world, context, attr, pointed(attr, "channel", "ibv_comp_channel"))
+    made = CqEx(world, context, attr, pointed(attr, "channel", "ibv_comp_channel"))
+    made.c.cq_context = attr.cq_context
+    return made
 
 
 @verb(locked=False)

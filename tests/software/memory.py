@@ -37,6 +37,11 @@ class Pd(Object):
         self.context = context
         point(self.c, "context", context)
 
+    @property
+    def base(self) -> Pd:
+        """The domain that counts: of a parent domain, that which it stands for."""
+        return self
+
 
 def point(struct: Any, field: str, to: Object | None) -> None:
     """Let a field of pointer type point to an object."""
@@ -72,6 +77,10 @@ class Mr(Object):
         self.c.addr, self.c.length = addr, length
         self.c.lkey = self.key
         self.c.rkey = self.key if access & _REMOTE else 0
+
+    def place(self, offset: int, length: int) -> int:
+        """Where a part of it really is."""
+        return self.addr + offset
 
     def free(self, how: str) -> None:
         super().free(how)
@@ -157,7 +166,7 @@ def reach(world: Any, pd: Pd, key: int, addr: int, length: int, need: int, qp_nu
         NoAccess: no such key here, outside of the region, or without the access.
     """
     found = world.keys.get(key)
-    if found is None or found.pd is not pd or found.access & need != need:
+    if found is None or found.pd.base is not pd.base or found.access & need != need:
         raise NoAccess
     if isinstance(found, Mw) and (found.mr is None or found.qp_num not in (None, qp_num) or not need & _REMOTE):
         raise NoAccess
@@ -166,7 +175,7 @@ def reach(world: Any, pd: Pd, key: int, addr: int, length: int, need: int, qp_nu
     offset = addr - found.base
     if offset < 0 or offset + length > found.length:
         raise NoAccess
-    return found.addr + offset
+    return found.place(offset, length) if isinstance(found, Mr) else found.addr + offset
 
 
 # ---- verbs

@@ -146,6 +146,7 @@ class Qp(Object):
         self.qp_num = self.head.qp_num = world.network.enter(self)
         for field, to in (("context", pd.context), ("pd", pd), ("srq", self.srq)):
             point(self.head, field, to)
+        self.head.qp_context = init.qp_context
         point(self.head, "send_cq", self.send_cq)
         point(self.head, "recv_cq", self.recv_cq)
         self.head.qp_type = self.qp_type

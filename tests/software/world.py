@@ -16,7 +16,7 @@ from typing import Any
 
 from rdmaconnect import abi, verbs
 
-from . import completion, events, extended, memory, queuepair_verbs  # noqa: F401  they bring their verbs
+from . import completion, events, extended, memory, queuepair_verbs, rare  # noqa: F401  they bring their verbs
 from .arena import ALIVE, ARENA, WORLDS, Object, Refused, new_world
 from .calls import Library, current, set_current
 from .device import Context, Device, Listed

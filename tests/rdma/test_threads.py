@@ -1,0 +1,139 @@
+"""What threads, forgetful programs and a device that goes away do to the objects of a real device.
+
+``RDMACONNECT_STRESS_S`` says for how many seconds the first test goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import mmap
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import stress
+from conftest import NETNS, PATIENCE, Node, _enter, connected, descriptors, ours
+from threads import running
+
+from rdmaconnect import CompletionError, device, handle
+from rdmaconnect.abi import MwType, QpState, QpType
+from rdmaconnect.completion import CQ, CompChannel
+from rdmaconnect.device import open_device
+from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.memory import MR, MW, PD
+from rdmaconnect.queuepair import QueuePair
+from rdmaconnect.srq import SRQ
+
+SIZES = {"max_send_wr": 8, "max_recv_wr": 8}
+
+
+def test_threads_that_do_everything_at_random_leave_nothing(node1: Node) -> None:
+    before, open_before = sorted(ours()), set(os.listdir("/proc/self/fd"))
+    pool = stress.Pool(node1.device, (lambda: _enter("n1")) if NETNS else (lambda: None))
+    pool.run(stress.SECONDS, stress.THREADS, seed=1)
+    print(f"{stress.SECONDS} s: done {dict(pool.done)}, refused {dict(pool.refused)}")
+    assert set(pool.done) >= {f"make {kind}" for kind in stress.MAKE} | {"send", "receive", "poll", "close", "forget"}
+    assert handle._kept == []
+    assert device._opened == {}
+    assert sorted(ours()) == before
+    assert set(os.listdir("/proc/self/fd")) <= open_before
+
+
+def test_two_threads_close_each_of_many_regions_at_once(node1: Node) -> None:
+    with open_device(node1.device) as context, PD(context) as pd:
+        regions = [MR(pd, bytearray(64)) for _ in range(500)]
+        step = threading.Barrier(2)
+
+        def close_all() -> None:
+            for mr in regions:
+                step.wait(PATIENCE)
+                mr.close()
+
+        with running(close_all, close_all):
+            pass
+        assert all(mr.closed for mr in regions)
+
+
+def test_parents_and_children_are_closed_at_once(node1: Node) -> None:
+    for _ in range(30):
+        context = open_device(node1.device)
+        pd, channel = PD(context), CompChannel(context)
+        cq = CQ(context, 8, channel)
+        things = [context, pd, channel, cq, MR(pd, bytearray(64)), QueuePair(pd, cq, cq, QpType.RC, **SIZES)]
+        with running(*(thing.close for thing in things)):
+            pass
+        assert all(thing.closed for thing in things)
+
+
+def test_the_peer_does_not_write_to_what_is_in_the_place_of_a_forgotten_region(node1: Node, node2: Node) -> None:
+    with connected(node1, node2) as (here, there):
+        forgotten = [there.register(bytearray(1 << 16))]
+        there.send(forgotten[0].region.to_bytes())
+        region = RemoteRegion.from_bytes(here.recv(deadline_s=PATIENCE))
+        here.write(b"while it is there", region, deadline_s=PATIENCE)
+        with pytest.warns(ResourceWarning, match="MR of 65536 bytes was never closed"):
+            forgotten.clear()
+        gc.collect()
+        others = [bytearray(1 << 16) for _ in range(16)]
+        with pytest.raises(CompletionError, match="REM_ACCESS_ERR"):
+            here.write(b"x" * 100, region, deadline_s=PATIENCE)
+        assert not any(any(other) for other in others)
+
+
+def test_a_whole_device_that_was_forgotten_is_given_back(node1: Node) -> None:
+    before = sorted(ours())
+
+    def make() -> None:
+        context = open_device(node1.device)
+        pd, channel = PD(context), CompChannel(context)
+        cq = CQ(context, 8, channel)
+        made: list[Any] = [
+            QueuePair(pd, cq, cq, QpType.UD, **SIZES), SRQ(pd, 4), MW(pd, MwType.TYPE_1), MR(pd, mmap.mmap(-1, 4096)),
+        ]  # fmt: skip
+        made.append(made)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        make()
+        gc.collect()
+    assert sorted(ours()) == before
+    assert device._opened == {}
+
+
+# ---- a device that goes away
+
+
+@pytest.fixture
+def passing(node1: Node) -> Iterator[str]:
+    """A device of its own, which a test may take away."""
+    node1.run("ip", "link", "add", "passing0", "type", "dummy")
+    try:
+        node1.run("ip", "link", "set", "passing0", "up")
+        node1.run("rdma", "link", "add", "rxe9", "type", "rxe", "netdev", "passing0")
+        yield "rxe9"
+    finally:
+        with contextlib.suppress(AssertionError):
+            node1.run("rdma", "link", "delete", "rxe9")
+        node1.run("ip", "link", "delete", "passing0")
+
+
+def test_all_of_a_device_that_is_gone_can_be_closed(node1: Node, passing: str) -> None:
+    before, memory = descriptors(), bytearray(4096)
+    context = open_device(passing)
+    pd, channel = PD(context), CompChannel(context)
+    cq = CQ(context, 8, channel)
+    qp = QueuePair(pd, cq, cq, QpType.UD, **SIZES)
+    qp.move(QpState.INIT, SimpleNamespace(port_num=1, pkey_index=0, qkey=1))
+    things = [context, pd, channel, cq, qp, MR(pd, memory), MW(pd, MwType.TYPE_1), SRQ(pd, 4), context.events]
+    deleted = node1.start(node1.run, "rdma", "link", "delete", passing)
+    deleted.result(PATIENCE)
+    context.close()
+    assert all(thing.closed for thing in things)
+    memory.extend(b"it is given back")
+    assert descriptors() <= before
+    assert device._opened == {}
