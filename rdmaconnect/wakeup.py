@@ -84,8 +84,9 @@ class Waker:
             os.eventfd_read(self._fd)
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        fd = getattr(self, "_fd", -1)  # Ctrl-C may have come before there was one
+        if fd >= 0:
+            os.close(fd)
 
 
 #: wakers that no call has now; as many are made as calls sleep at the same time
