@@ -242,7 +242,10 @@ def _sleep(request: Wait, interrupt: _Interrupt | None = None) -> set[int]:
         interrupt.check()
     if not changes:
         return wait_ready(request.fds, request.writable, request.deadline, request.slice_ms)
-    waker = lend_waker()
+    try:
+        waker = lend_waker()
+    except OSError as e:  # EMFILE, ENFILE
+        raise VerbsError("eventfd", e.errno or 0, "wait") from None
     try:
         for signal, count in changes:
             if not signal.subscribe(waker.set, count):
