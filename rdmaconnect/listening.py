@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Collection
@@ -28,10 +29,10 @@ from .errors import (
     StateError,
 )
 from .exchange import service
-from .exchange.acceptor import Acceptor
+from .exchange.acceptor import Acceptor, descriptors_are_scarce
 from .exchange.channel import SMALL_FRAME, Channel
 from .exchange.url import loopback_of
-from .handshake import NO_ID, Handshake, Role
+from .handshake import NO_ID, Handshake, Role, State
 from .incoming import LOOK_S, Incoming
 from .messages import Hello, Reject
 from .middle import M, Middle
@@ -51,6 +52,8 @@ log = logging.getLogger("rdmaconnect")
 MAX_HALF_OPEN, MAX_QPS = 1024, 16384
 #: a hello for more queue pairs than this is a large one: such may take three quarters of the room, one at a time
 LARGE = 64
+#: where there is no room left, a connector that says nothing for so long, seconds, loses its place
+SILENT_S = 2.0
 #: a connector that finds no room may ask again after so many milliseconds
 _AGAIN_MS = 200
 #: what went wrong with connectors: as many are kept as an error names
@@ -157,6 +160,7 @@ class ListenerCore(Generic[M]):
                 "listening on %s without protection: whoever reaches it can connect. "
                 "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
             )  # fmt: skip
+        self._acceptor.start()
 
     @property
     def closed(self) -> bool:
@@ -179,9 +183,12 @@ class ListenerCore(Generic[M]):
         conversation.attach(channel)
         with self._lock:
             words = "the listener was closed" if self._closed else self._no_room(len(hello.ends))
+            silent = self._silent() if words and not self._closed else []
             if not words:
                 incoming = Incoming(self, channel, conversation)
                 self._incoming[incoming] = len(hello.ends)
+        for one in silent:
+            one.stop(StateError(f"nothing was heard of it for {SILENT_S:g} s, and others wait."))
         if words:
             log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
             again_ms = 0 if self._closed else _AGAIN_MS
@@ -201,9 +208,16 @@ class ListenerCore(Generic[M]):
             return f"{open_now} connections are half open or wait to be accepted, which is the most"
         qps = sum(self._incoming.values()) + len(self._ready)
         room = self._max_qps if count <= LARGE else self._max_qps * 3 // 4
+        if open_now and descriptors_are_scarce():
+            return "this process has hardly a descriptor left (`ulimit -n` tells its limit)"
         if qps and qps + count > room:
             return f"{qps} queue pairs are half open or wait to be accepted: there is no room for {count} more"
         return ""
+
+    def _silent(self) -> list[Incoming]:
+        """Those that were replied to and have said nothing since, though it would have taken them no time."""
+        before = time.monotonic() - SILENT_S
+        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.heard < before]
 
     def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""

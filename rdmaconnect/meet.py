@@ -184,6 +184,7 @@ class _Meeting:
         self._closed = False
         self._refused = ""
         self._acceptor = Acceptor(url, partial(_Caller, self), MAX_FRAME, called.keys)
+        self._acceptor.start()
 
     def expect(self, outgoing: Outgoing) -> None:
         """This peer, and no other, is to be met."""
@@ -201,9 +202,13 @@ class _Meeting:
         channel = caller.channel
         self._acceptor.know(channel)
         with self._lock:
-            if self._outgoing is None:
+            late = self._closed
+            if self._outgoing is None and not late:
                 self._early.append((caller, hello))
                 return
+        if late:  # the peer has to call whoever meets it next here
+            channel.close()
+            return
         conversation = Conversation(Handshake(Role.LISTENER), Trace(Role.LISTENER, Deadline(None)))
         conversation.attach(channel)
         caller.conversation = conversation
@@ -221,7 +226,12 @@ class _Meeting:
             return
         incoming = Incoming(self, channel, conversation)
         with self._lock:
-            self._calls.append(incoming)
+            late = self._closed
+            if not late:
+                self._calls.append(incoming)
+        if late:
+            channel.close()
+            return
         conversation.on_change = partial(self._hear, incoming)
         self._changed.notify()
 
@@ -343,8 +353,10 @@ class _Meeting:
         self._acceptor.close()
         with self._lock:
             self._closed = True
-            calls, stands = list(self._calls), list(self._stands)
+            calls, stands, early = list(self._calls), list(self._stands), list(self._early)
             self._stands.clear()
+        for caller, _ in early:
+            caller.channel.close()
         for call in calls:
             if call is self._answering:
                 call.stop(StateError("this side gave up."))

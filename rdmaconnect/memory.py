@@ -437,12 +437,13 @@ class MW(Owned):
     def _bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> tuple[int, RemoteRegion | None, MR | None]:
         """A bind is being posted: from now on the region may not go before the window, the former one may.
 
+        The key in the struct is still the old one, for the provider reads it: :attr:`rkey` is set once it is posted.
+
         Returns:
             What :meth:`_unbound` needs if it was not posted after all.
         """
         before = self.rkey, self._region, self._mr
         self._adopt_by(mr, instead_of=self._mr)
-        self.rkey = rkey
         based = 0 if info.mw_access_flags & AccessFlags.ZERO_BASED else info.addr
         self._region = RemoteRegion(based, rkey, info.length) if info.length else None
         self._mr = mr

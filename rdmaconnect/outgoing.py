@@ -39,7 +39,9 @@ class Outgoing:
     def __init__(self, url: str, addresses: Sequence[Address], keys: Keys | None) -> None:
         self.url, self.addresses = url, addresses
         self._keys = keys
+        #: the last one, and why it has ended, if it has
         self._channel: Channel | None = None
+        self._ended: RdmaConnectError | None = None
         self._conversation: Conversation | None = None
         self._dial: Dial | None = None
         self._broken_off = 0
@@ -60,7 +62,7 @@ class Outgoing:
 
     def over(self, error: RdmaConnectError) -> None:
         """The channel has ended."""
-        self._channel = None
+        self._ended = error
         if self._conversation is not None:
             self._conversation.over(error)
 
@@ -71,15 +73,18 @@ class Outgoing:
 
     # ---- stories
 
-    def reach(self, deadline: Deadline) -> Story[None]:
+    def reach(self, deadline: Deadline) -> Story[Channel]:
         """Have a channel: dial until somebody is there.
+
+        Returns:
+            The channel, which may end at any time.
 
         Raises:
             ConnectTimeout: says what was seen at each address.
             VerbsError: EMFILE, ENFILE.
         """
-        if self._channel is not None:
-            return
+        if self._channel is not None and self._ended is None:
+            return self._channel
         dial = self._dial = Dial(self.addresses, time.monotonic())
         try:
             while (tcp := dial.advance(time.monotonic())) is None:
@@ -89,7 +94,9 @@ class Outgoing:
                 yield Wait(deadline, writable=tuple(dial.filenos()), slice_ms=due_ms)
         finally:
             dial.close()
-        self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+        self._ended = None  # before there is anything that can end
+        channel = self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+        return channel
 
     def ask(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Story[Conversation]:
         """Say hello until the listener replies.
@@ -126,19 +133,18 @@ class Outgoing:
         Returns:
             The conversation, whose reply is to be waited for.
         """
-        while True:
-            yield from self.reach(deadline)
-            channel = self._channel
-            if channel is not None:
-                break
-            yield from self._rest(deadline)  # it has ended already
+        channel = yield from self.reach(deadline)
         conversation = Conversation(Handshake(Role.CONNECTOR, secrets.token_bytes(16)), trace)
         conversation.attach(channel)
         self._conversation = conversation
         trace.mark("hello", "sent to %s", self.url)
-        conversation.say(hello(conversation.id))
-        if self._channel is not channel:
-            conversation.over(PeerClosed("the listener hung up."))
+        if self._ended is not None:
+            conversation.over(self._ended)
+        try:
+            conversation.say(hello(conversation.id))
+        except RdmaConnectError:
+            if conversation.left is None:
+                raise
         return conversation
 
     def _await_reply(self, conversation: Conversation, deadline: Deadline) -> Story[None]:
@@ -194,7 +200,7 @@ class Outgoing:
     def seen(self) -> str:
         """In words, how far it got: for the message when the deadline has passed."""
         channel = self._channel
-        if channel is not None:
+        if channel is not None and self._ended is None:
             words = (
                 "it is there, but did not answer: it is busy or stopped, or of an older version and not in accept()"
                 if channel.greeted

@@ -324,7 +324,7 @@ class QueuePair(Owned):
 
     def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
         works = [request.work for request in requests]
-        bound: list[tuple[int, MW, Any]] = []
+        bound: list[tuple[int, MW, int, Any]] = []
         with holding(thing for work in works if work is not None for thing in work.holds()):
             for work in works:
                 check_fits(work, self)
@@ -332,14 +332,18 @@ class QueuePair(Owned):
                 for index, work in enumerate(works):
                     if work is not None and work.bind is not None:
                         (mw, mr), (_, rkey, info) = work.bind, work.args
-                        bound.append((index, mw, mw._bound(mr, info, rkey)))
+                        bound.append((index, mw, rkey, mw._bound(mr, info, rkey)))
                 post(self._post_send, self.pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
             except BaseException as e:
                 posted = (e.posted if isinstance(e, PostError) else 0) or 0
-                for index, mw, before in reversed(bound):
+                for index, mw, _, before in reversed(bound):
                     if index >= posted:
                         mw._unbound(before)
+                bound = [one for one in bound if one[0] < posted]
                 raise
+            finally:
+                for _, mw, rkey, _ in bound:
+                    mw.rkey = rkey
 
     def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
         """Post a receive work request, or several as one list.

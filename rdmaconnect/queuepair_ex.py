@@ -338,6 +338,8 @@ class Batch(Work):
         self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
         for verb, args in calls:
             verb(self._wr, *args)
+        if work.bind is not None:
+            work.bind[0].rkey = work.args[1]
         self.count += 1
         self._kept.append(work)
 

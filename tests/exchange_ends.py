@@ -91,6 +91,7 @@ class Place:
         self.acceptor = Acceptor(url, self._welcome, max_frame, keys)
         self.url = self.acceptor.url
         self.port = int(self.url.rpartition(":")[2])
+        self.acceptor.start()
 
     def _welcome(self, channel: Channel) -> Heard:
         heard = Heard()

@@ -413,9 +413,14 @@ def test_a_connection_to_itself_is_none_and_leaves_the_port_free(free_port: int)
     made = []
 
     def from_that_port(family: int, kind: int) -> socket.socket:
-        made.append(socket.socket(family, kind))
-        made[-1].bind(("127.0.0.1", free_port))
-        return made[-1]
+        sock = socket.socket(family, kind)
+        try:
+            sock.bind(("127.0.0.1", free_port))
+        except OSError:
+            sock.close()
+            raise
+        made.append(sock)
+        return sock
 
     there = addresses("127.0.0.1", free_port)
     alone = socket.socket()

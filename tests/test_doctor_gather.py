@@ -38,7 +38,6 @@ def test_what_cannot_be_read_stays_empty(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Path, "read_text", refuse)
     monkeypatch.setattr(reading.os, "listdir", refuse)
     monkeypatch.setattr(world.subprocess, "run", refuse)
-    monkeypatch.setattr(world.tempfile, "TemporaryFile", refuse)
     monkeypatch.setattr(netlink.socket, "socket", refuse)
     before = len(list(os.scandir("/proc/self/fd")))
     host = gather(Options())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from software import Device, Software
 
@@ -9,8 +11,8 @@ from rdmaconnect.abi import QpType
 from rdmaconnect.completion import CQ
 from rdmaconnect.completion_ex import CQEx
 from rdmaconnect.device import open_device
-from rdmaconnect.domain import TD, ParentDomain
-from rdmaconnect.errors import LibraryError, StateError
+from rdmaconnect.domain import TD, Allocator, ParentDomain
+from rdmaconnect.errors import LibraryError, StateError, VerbsError
 from rdmaconnect.memory import PD
 from rdmaconnect.queuepair import QueuePair
 from rdmaconnect.work import check_open
@@ -79,3 +81,46 @@ def test_what_the_provider_lacks_is_said(software: Software) -> None:
             with software.on(verb, fail=95), pytest.raises(LibraryError, match=f"{verb}: EOPNOTSUPP"):
                 make()
         assert CQ(context, 1).close() is None
+
+
+def test_memory_comes_from_the_caller_s_allocator_and_goes_back(software: Software) -> None:
+    page = ctypes.create_string_buffer(4096)
+    asked: list[tuple[int, ...]] = []
+    freed: list[tuple[int, int]] = []
+
+    def alloc(size: int, alignment: int, resource_type: int) -> int | None:
+        asked.append((size, alignment, resource_type))
+        return ctypes.addressof(page) if len(asked) == 1 else None
+
+    with open_device("soft0") as context, PD(context) as pd:
+        allocator = Allocator(alloc, lambda address, resource_type: freed.append((address, resource_type)))
+        with ParentDomain(pd, allocator=allocator):
+            assert (asked, freed) == ([(4096, 64, 7 << 32)], [])
+        assert freed == [(ctypes.addressof(page), 7 << 32)]
+        with ParentDomain(pd, allocator=allocator):  # the provider's own way
+            assert len(asked) == 2
+        assert len(freed) == 1
+
+
+def test_an_allocator_that_fails_is_no_memory(software: Software) -> None:
+    def alloc(size: int, alignment: int, resource_type: int) -> int | None:
+        if domains:
+            raise MemoryError("none left")
+        return None
+
+    def free(address: int, resource_type: int) -> None:
+        raise AssertionError("nothing was given")
+
+    domains: list[ParentDomain] = []
+    with (
+        open_device("soft0") as context,
+        PD(context) as pd,
+        ParentDomain(pd, allocator=Allocator(alloc, free)) as first,
+    ):
+        domains.append(first)
+        other = ParentDomain.__new__(ParentDomain)
+        with pytest.raises(VerbsError, match="allocate a parent domain: ibv_alloc_parent_domain: ENOMEM"):
+            other.__init__(pd, allocator=Allocator(alloc, free))  # type: ignore[misc]
+        assert first.refusal is None
+        assert str(other.refusal) == "none left"
+    assert software.alive["parent_domain"] == 0

@@ -46,7 +46,7 @@ WALKS: dict[tuple[Role, State], str] = {
 #: what may come, and where it leads; everything else is a fault of the peer
 MAY_COME = {
     CONNECTOR: {
-        (State.ASKED, "beat"): State.ASKED, (State.AGREED, "beat"): State.AGREED,
+        (State.AGREED, "beat"): State.AGREED,
         (State.JOINED, "beat"): State.JOINED, (State.JOINED, "joined"): State.JOINED,
         (State.JOINED, "proof"): State.JOINED,
         (State.ASKED, "reply"): State.AGREED, (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
@@ -54,7 +54,7 @@ MAY_COME = {
         (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
-        (State.HEARD, "beat"): State.HEARD, (State.ANSWERED, "beat"): State.ANSWERED,
+        (State.ANSWERED, "beat"): State.ANSWERED,
         (State.JOINED, "beat"): State.JOINED, (State.JOINED, "proof"): State.JOINED,
         (State.IDLE, "hello"): State.HEARD, (State.ANSWERED, "ready"): State.JOINED,
         (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
@@ -65,14 +65,14 @@ MAY_COME = {
 #: what may be sent
 MAY_GO = {
     CONNECTOR: {
-        (State.ASKED, "beat"): State.ASKED, (State.AGREED, "beat"): State.AGREED,
+        (State.AGREED, "beat"): State.AGREED,
         (State.JOINED, "beat"): State.JOINED, (State.JOINED, "proof"): State.JOINED,
         (State.IDLE, "hello"): State.ASKED, (State.AGREED, "ready"): State.JOINED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.ASKED, "reject"): State.CLOSED,
         (State.AGREED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
     },
     LISTENER: {
-        (State.HEARD, "beat"): State.HEARD, (State.ANSWERED, "beat"): State.ANSWERED,
+        (State.ANSWERED, "beat"): State.ANSWERED,
         (State.JOINED, "beat"): State.JOINED, (State.JOINED, "joined"): State.JOINED,
         (State.JOINED, "proof"): State.JOINED,
         (State.HEARD, "reply"): State.ANSWERED, (State.JOINED, "bye"): State.CLOSED,

@@ -100,7 +100,7 @@ def test_a_listener_that_closes_at_once_is_told_apart_and_called_again() -> None
         connection.close()
 
     with raw_listener(talk) as port:
-        words = vain(port, 1.0)
+        words = vain(port, 3.0)
     assert "it accepts connections and closes them without a ZeroMQ greeting: is it rdmaconnect that listens?" in words
     assert 2 < len(calls) < 12, "again and again, but ever more seldom"
 

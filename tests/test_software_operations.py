@@ -22,7 +22,7 @@ from rdmaconnect.address import AddressHandle, UdAddress, path_back
 from rdmaconnect.completion_ex import CQEx
 from rdmaconnect.endpoint import Gid
 from rdmaconnect.errors import LibraryError, VerbsError
-from rdmaconnect.memory import MW
+from rdmaconnect.memory import MW, Sge
 from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
 from rdmaconnect.queuepair_ex import QueuePairEx
 from rdmaconnect.srq import SRQ
@@ -187,7 +187,8 @@ def test_a_region_that_was_deregistered_opens_nothing(software: Software) -> Non
         here.qp.post_send(SendRequest().rdma_write(1, region, sge=sge))
         here.wait(1, WcStatus.REM_ACCESS_ERR)
     with joined() as (here, _):
-        sge = here.mr.sge(0, 2)
+        whole = here.mr.sge(0, 2)
+        sge = Sge(whole.addr, whole.length, whole.lkey)  # the numbers alone: the object would be refused here
         here.mr.close()
         here.qp.post_send(SendRequest().send(1, sge=sge))
         here.wait(1, WcStatus.LOC_PROT_ERR)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from exchange_ends import until
+from hosts import ONE, World, world
 from hypothesis import given
 from hypothesis import strategies as st
-from test_connect import ONE, World, world
 from test_meet import Sides, sides
 
 from rdmaconnect import deadline

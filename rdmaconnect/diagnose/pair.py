@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..abi import QpType
-from ..connect import one_way
+from ..connect import close_all, one_way
 from ..connection import Connection
 from ..deadline import Deadline, wait_readable
 from ..device import rank_ports
@@ -18,7 +18,7 @@ from ..handshake import Role
 from ..messages import Hello
 from ..outgoing import Outgoing
 from ..path import Candidate, Wish
-from ..story import run
+from ..story import run_apart
 from ..terms import Terms, make_terms
 from ..trace import Trace
 from ..ways import Ways
@@ -82,14 +82,19 @@ def visit(
     terms = make_terms("RC", given | TIMERS, None, b"", listens=False, secret=None, key=None, peer_key=None)
     try:
         where = addresses(host_of(url), port_of(url))
-        ways = Ways(rank_ports(terms.options, str(where[0].sockaddr[0])), terms, trace)
+        asking = Outgoing(url, where, terms.keys)
+        address = asking.address
+        ways = Ways(rank_ports(terms.options, address), terms, trace)
         here = ways.mine()
     except ValueError as e:
         return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
     try:
-        words, there = _ask(Outgoing(url, where, terms.keys), here[0], deadline, trace)
+        words, there = _ask(asking, here[0], deadline, trace)
+        if asking.address != address:  # a name has several addresses, and another one answered
+            ways = Ways(rank_ports(terms.options, asking.address), terms, trace)
+            here = ways.mine()
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (_exchange_failed(url, e),))
     findings = _said(words)
@@ -126,7 +131,7 @@ def _ask(
         return Hello(ident, (asking,), Wish(), {}, target=QUESTION)
 
     try:
-        run(outgoing.ask(question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
+        run_apart(outgoing.ask(question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
     except PeerRejected as e:
         if e.reason.startswith(GREETING):
             return e.reason.split(SEPARATOR), [port for port in e.ports if isinstance(port, PortAddress)]
@@ -165,15 +170,16 @@ def _attempt(outgoing: Outgoing, way: Candidate, ways: Ways, terms: Terms, deadl
     attempt = Attempt(way)
     try:
         mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
-        connection = run(one_way(Connection, outgoing, terms, ways, 1, mine, None))[0]
+        (connection,) = run_apart(one_way(Connection, outgoing, terms, ways, 1, mine, None), close_all)
         with connection:
             mtu = MTU_BYTES[connection.path.path_mtu]
             attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))
     except (RdmaConnectError, OSError) as e:
-        outgoing.close()
         ground, words = _ground(way)
         cause, fix = explain(way, e, ground, port_of(outgoing.url))
         return replace(attempt, error=str(e), cause=cause, fix=fix, route=words, neighbour=ground.neighbour)
+    finally:
+        outgoing.close()
     ground, words = _ground(way)
     return replace(attempt, route=words, neighbour=ground.neighbour)
 

@@ -22,7 +22,7 @@ from .checks import examine
 from .finding import Verdict
 from .gather import gather
 
-__all__ = ["GREETING", "QUESTION", "SEPARATOR", "TIMERS", "Surgery", "serve"]
+__all__ = ["GREETING", "QUESTION", "SEPARATOR", "TIMERS", "Surgery", "open_surgery", "serve"]
 
 #: a connector that wants this is a doctor who asks what there is
 QUESTION = Target("?", 1)
@@ -61,6 +61,36 @@ class Surgery(Listener):
         bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
         return SEPARATOR.join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
 
+    def attend(self, say: Callable[[str], None]) -> None:
+        """Hold each connection until its doctor leaves; never returns.
+
+        Args:
+            say: told of each.
+
+        Raises:
+            StateError: the listener was closed.
+        """
+        held: list[Connection] = []
+        try:
+            while True:
+                held = _discharge(held)
+                with suppress(ConnectTimeout):
+                    held.append(self.accept(deadline_s=_ROUND_S))
+                    say(f"connected: {held[-1].local} to {held[-1].peer}")
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def open_surgery(address: str, options: Options) -> Surgery:
+    """Listen for doctors; see :func:`serve`."""
+    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
+    regions = {"doctor": bytearray(64)}
+    terms = make_terms("RC", given | TIMERS, regions, b"", listens=True, secret=None, key=None, peer_key=None)
+    surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
+    surgery.options = options
+    return surgery
+
 
 def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
     """Serve doctors until interrupted.
@@ -73,23 +103,10 @@ def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
     Raises:
         OSError: the address is taken or not one of this host.
     """
-    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
-    regions = {"doctor": bytearray(64)}
-    terms = make_terms("RC", given | TIMERS, regions, b"", listens=True, secret=None, key=None, peer_key=None)
-    held: list[Connection] = []
-    surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
-    surgery.options = options
+    surgery = open_surgery(address, options)
     with surgery:
         say(f"listening on {surgery.url}")
-        try:
-            while True:
-                held = _discharge(held)
-                with suppress(ConnectTimeout):
-                    held.append(surgery.accept(deadline_s=_ROUND_S))
-                    say(f"connected: {held[-1].local} to {held[-1].peer}")
-        finally:
-            for connection in held:
-                connection.close()
+        surgery.attend(say)
 
 
 def _discharge(held: list[Connection]) -> list[Connection]:

@@ -15,7 +15,7 @@ from .curve import Keys
 from .tcp import listen, set_options
 from .url import addresses, host_of, port_of
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "descriptors_are_scarce"]
 
 log = logging.getLogger("rdmaconnect")
 
@@ -25,12 +25,34 @@ _AT_ONCE = 64
 _REST_S = 0.1
 #: seconds that a stranger has until it says what it wants
 STRANGER_S = 10.0
+#: descriptors that are left to the application
+RESERVE = 48
 #: strangers at most; beyond them those of whom nothing was heard for so many seconds are dropped
 STRANGERS_MAX, SILENT_S = 1024, 1.0
 
 
+def descriptors_are_scarce() -> bool:
+    """Whether so few descriptors are left that strangers get none of them; the application may need them."""
+    try:
+        lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(lowest)
+    most = _descriptors()
+    # the kernel gives the lowest number that is free
+    return most is not None and lowest >= most - RESERVE
+
+
+def _descriptors() -> int | None:
+    """How many this process may have; None for any number."""
+    import resource  # Windows has none, and no RDMA either
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if most == resource.RLIM_INFINITY else most
+
+
 class Acceptor:
-    """Takes connections, and gives each a channel.
+    """Takes connections, once it is started, and gives each a channel.
 
     Args:
         url: ``tcp://host:port``; port 0 takes a free one.
@@ -62,10 +84,15 @@ class Acceptor:
         self._domain = ""
         self._closed = False
         self.connected = 0
-        import resource  # Windows has none, and no RDMA either
+        most = _descriptors()
+        self._most = STRANGERS_MAX if most is None else max(16, min(STRANGERS_MAX, most // 8))
 
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = STRANGERS_MAX if most == resource.RLIM_INFINITY else max(16, min(STRANGERS_MAX, most // 4))
+    def start(self) -> None:
+        """Begin to take connections, which wait in the kernel's queue until then.
+
+        Raises:
+            OSError, RuntimeError: no descriptor, no thread; then it is closed.
+        """
         try:
             service.do(self._start)
         except BaseException:
@@ -85,8 +112,10 @@ class Acceptor:
         self._strangers.pop(channel, None)
 
     def expect(self, channel: Channel) -> None:
-        """A channel has to say again what it wants. For the service thread."""
-        if not self._closed:
+        """A channel has to say again what it wants; it is closed if nobody listens here. For the service thread."""
+        if self._closed:
+            channel.close()
+        else:
             self._strangers[channel] = time.monotonic()
 
     # ---- in the service thread
@@ -114,7 +143,8 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            if len(self._strangers) >= self._most and not self._drop_silent():
+            full = len(self._strangers) >= self._most or descriptors_are_scarce()
+            if full and not self._drop_silent():
                 self._rest()
                 return
             try:

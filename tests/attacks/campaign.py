@@ -226,4 +226,4 @@ def campaign(name: str) -> Iterator[Campaign]:
     finally:
         LINES.append(made.line())
     assert made.foreign == {}, "\n".join(made.foreign.values())
-    assert made.late == []
+    assert made.late == [], "\n".join(made.late)

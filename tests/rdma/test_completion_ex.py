@@ -230,8 +230,10 @@ def test_closing_within_a_batch(node1: Node, node2: Node) -> None:
     with ends(node1, node2, QpType.RC, standard) as (_, other):
         cq = filled(other, 3)
         assert cq.start_poll()
-        other.qp.close()
+        with pytest.raises(StateError, match="this thread is within a batch of it"):
+            other.qp.close()
         cq.close()
+        assert other.qp.closed
         with pytest.raises(StateError, match="extended CQ of rxe2 is closed"):
             cq.next_poll()
 

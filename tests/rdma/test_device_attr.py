@@ -112,8 +112,10 @@ def test_an_old_library_has_no_room_for_the_extended_verb(context: Context, monk
     real = verbs.abi.verbs_context
     monkeypatch.setattr(real, "query_device_ex", _Offset(real.query_device_ex, -(1 << 20)))
     with pytest.raises(LibraryError, match="ibv_query_device_ex: this libibverbs is older than it") as caught:
-        verbs.ibv_query_device_ex(context.pointer)
+        verbs.op("ibv_query_device_ex", context.pointer)
     assert caught.value.errno == errno.EOPNOTSUPP
+    plain = verbs.ibv_query_device(context.pointer)
+    assert bytes(verbs.ibv_query_device_ex(context.pointer).orig_attr) == bytes(plain)
     assert context.query_device().odp_caps is None
 
 

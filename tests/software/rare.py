@@ -19,6 +19,7 @@ from rdmaconnect.abi import (
     FlowSpecType,
     OpsFlags,
     OpsWrOpcode,
+    ParentDomainInitAttrMask,
     SrqInitAttrMask,
     SrqType,
     WcOpcode,
@@ -75,6 +76,22 @@ class ParentPd(Pd):
         self.context, self.td, self._of = pd.context, td, pd
         point(self.c, "context", pd.context)
 
+    def use(self, alloc: Any, free: Any) -> None:
+        """Get a page where the caller's allocator says, and give it back at the end."""
+        page = alloc(self.c, None, 4096, 64, 7 << 32)
+        if not page:
+            self.free("ibv_alloc_parent_domain")
+            raise Refused(errno.ENOMEM)
+        if page != 2**64 - 1:
+            self._give_back = lambda: free(self.c, None, page, 7 << 32)
+
+    _give_back: Any = None
+
+    def free(self, how: str) -> None:
+        if self._give_back is not None and not self.users:
+            self._give_back()
+        super().free(how)
+
     @property
     def base(self) -> Pd:
         return self._of.base
@@ -95,9 +112,12 @@ def ibv_dealloc_td(world: Any, td: Td) -> None:
 @verb
 def ibv_alloc_parent_domain(world: Any, context: Context, attr: Any) -> ParentPd:
     pd = pointed(attr, "pd", "ibv_pd")
-    if pd is None or attr.comp_mask:
+    if pd is None or attr.comp_mask & ~int(ParentDomainInitAttrMask.ALLOCATORS):
         raise Refused(errno.EINVAL)
-    return ParentPd(world, pd, pointed(attr, "td", "ibv_td"))
+    made = ParentPd(world, pd, pointed(attr, "td", "ibv_td"))
+    if attr.comp_mask:
+        made.use(attr.alloc, attr.free)
+    return made
 
 
 # ---- work queues
