@@ -20,7 +20,7 @@ __all__ = ["Acceptor", "descriptors_are_scarce"]
 log = logging.getLogger("rdmaconnect")
 
 #: connections taken in one go
-_AT_ONCE = 64
+_AT_ONCE = 16
 #: seconds without accepting when there is no descriptor left
 _REST_S = 0.1
 #: seconds that a stranger has until it says what it wants
@@ -127,13 +127,13 @@ class Acceptor:
 
     def _resume(self) -> None:
         if not self._closed:
-            service.loop().add_reader(self._socket, self._accept)
+            service.loop().add_reader(self._socket.fileno(), self._accept)
 
     def _stop(self) -> None:
         if self._closed:
             return
         self._closed = True
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         self._socket.close()
         strangers, self._strangers = self._strangers, {}
         for channel in strangers:
@@ -160,7 +160,7 @@ class Acceptor:
 
     def _rest(self) -> None:
         """Leave those who come in the kernel's queue for a while."""
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         service.loop().call_later(_REST_S, self._resume)
 
     def _take(self, tcp: socket.socket) -> None:
