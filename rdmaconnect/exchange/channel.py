@@ -181,14 +181,23 @@ class Channel:
         self._loop.call_later(_ARRIVAL_S, self._missed)
 
     def _missed(self) -> None:
-        if self._local is None:
-            self._end(StateError("open an exchange: ZeroMQ did not come to it. Are there descriptors left?"))
+        if self._local is None and self._link is not None:
+            try:
+                link.check_descriptors(2, "open an exchange")  # without one ZeroMQ gives up, and says nothing
+            except VerbsError as e:
+                self._end(e)
+            else:
+                self._end(StateError("open an exchange: ZeroMQ did not come to it within 5 s."))
 
     def _arrived(self) -> None:
         assert self._link is not None
         ear = self._link.ear
         assert ear is not None
-        local = self._link.accept()
+        try:
+            local = self._link.accept()
+        except OSError as e:
+            self._end(VerbsError("accept", e.errno or 0, "open an exchange"))
+            return
         if local is None:
             return
         self._loop.remove_reader(ear)
