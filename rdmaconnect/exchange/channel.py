@@ -119,6 +119,11 @@ class Channel:
         """Whether the peer has shown that it speaks ZeroMQ."""
         return self._filter.greeted
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last bytes of the peer came."""
+        return time.monotonic() - self.heard
+
     def lower(self, max_frame: int) -> None:
         """Take no longer frames than this from here on. For the service thread."""
         self.max_frame = self._filter.max_frame = max_frame
