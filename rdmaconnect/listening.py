@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Collection
@@ -232,8 +231,7 @@ class ListenerCore(Generic[M]):
 
     def _silent(self) -> list[Incoming]:
         """Those that were replied to and have said nothing since, though it would have taken them no time."""
-        before = time.monotonic() - SILENT_S
-        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.heard < before]
+        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.silent_s > SILENT_S]
 
     def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""

@@ -143,8 +143,10 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            full = len(self._strangers) >= self._most or descriptors_are_scarce()
-            if full and not self._drop_silent():
+            scarce = descriptors_are_scarce()
+            if scarce:
+                log.warning("accept on %s: few descriptors are left; strangers that say nothing are dropped", self.url)
+            if (scarce or len(self._strangers) >= self._most) and not self._drop_silent():
                 self._rest()
                 return
             try:
@@ -188,8 +190,7 @@ class Acceptor:
 
     def _drop_silent(self) -> int:
         """Make room: drop the strangers of whom nothing was heard for a while; how many."""
-        before = time.monotonic() - SILENT_S
-        silent = [channel for channel in self._strangers if channel.heard < before and not channel.unread()]
+        silent = [one for one in self._strangers if one.silent_s > SILENT_S and not one.unread()]
         for channel in silent:
             self._drop(channel, "it is silent, and others wait")
         return len(silent)

@@ -128,6 +128,11 @@ class Channel:
         """Whether the peer has shown that it speaks ZeroMQ."""
         return self._filter.greeted
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last bytes of the peer came."""
+        return time.monotonic() - self.heard
+
     def lower(self, max_frame: int) -> None:
         """Take no longer frames than this from here on. For the service thread."""
         self.max_frame = self._filter.max_frame = max_frame
@@ -190,8 +195,13 @@ class Channel:
         self._loop.call_later(_ARRIVAL_S, self._missed)
 
     def _missed(self) -> None:
-        if self._local is None:
-            self._end(StateError("open an exchange: ZeroMQ did not come to it. Are there descriptors left?"))
+        if self._local is None and self._link is not None:
+            try:
+                link.check_descriptors(2, "open an exchange")  # without one ZeroMQ gives up, and says nothing
+            except VerbsError as e:
+                self._end(e)
+            else:
+                self._end(StateError("open an exchange: ZeroMQ did not come to it within 5 s."))
 
     def _arrived(self) -> None:
         assert self._link is not None
@@ -199,7 +209,7 @@ class Channel:
         assert ear is not None
         try:
             local = self._link.accept()
-        except OSError as e:  # EMFILE, ENFILE
+        except OSError as e:
             self._end(VerbsError("accept", e.errno or 0, "open an exchange"))
             return
         if local is None:
