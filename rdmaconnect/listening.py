@@ -7,7 +7,6 @@ import ipaddress
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Collection
@@ -56,6 +55,8 @@ LARGE = 64
 SILENT_S = 2.0
 #: a connector that finds no room may ask again after so many milliseconds
 _AGAIN_MS = 200
+#: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
+FAILED_COST = 8.0
 #: what went wrong with connectors: as many are kept as an error names
 _FAILURES = 16
 
@@ -75,6 +76,8 @@ class _Connector:
     def __init__(self, core: ListenerCore[M], channel: Channel) -> None:
         self._core, self.channel = core, channel
         self.conversation: Conversation | None = None
+        #: what it has asked for last, while nothing is begun since what it asked for before has not ended yet
+        self._next: Hello | None = None
 
     def took(self, frame: bytes) -> None:
         try:
@@ -86,9 +89,16 @@ class _Connector:
         if isinstance(message, Hello) and (current is None or message.id != current.id):
             if current is not None:
                 current.over(PeerClosed("the peer began anew."))
-            self._core.asked(self, message)
+            self._next = message
+            self.go_on()
         elif message is not None and current is not None:
             current.hear(message)
+
+    def go_on(self) -> None:
+        """Begin with what it asks for, unless what came before it is under way."""
+        if self._next is not None and not self._core.is_busy_with(self.conversation):
+            asked, self._next = self._next, None
+            self._core.asked(self, asked)
 
     def _broken(self, error: RdmaConnectError) -> None:
         """Bytes that cannot be read: say so, and hang up."""
@@ -201,6 +211,11 @@ class ListenerCore(Generic[M]):
         conversation.hear(hello)
         self._look_later()
 
+    def is_busy_with(self, conversation: Conversation | None) -> bool:
+        """Whether a conversation is still half open."""
+        with self._lock:
+            return any(one.conversation is conversation for one in self._incoming)
+
     def _no_room(self, count: int) -> str:
         """In words, why there is no room for a hello with so many queue pairs; "" if there is."""
         open_now = len(self._incoming) + len(self._ready)
@@ -216,8 +231,7 @@ class ListenerCore(Generic[M]):
 
     def _silent(self) -> list[Incoming]:
         """Those that were replied to and have said nothing since, though it would have taken them no time."""
-        before = time.monotonic() - SILENT_S
-        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.heard < before]
+        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.silent_s > SILENT_S]
 
     def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""
@@ -346,7 +360,14 @@ class ListenerCore(Generic[M]):
         if closed:
             incoming.channel.close()
         else:
-            service.soon(self._acceptor.expect, incoming.channel)
+            service.soon(self._ask_again, incoming.channel)
+
+    def _ask_again(self, channel: Channel) -> None:
+        """A connector may ask again, which costs it more than a message does. In the service thread."""
+        self._acceptor.expect(channel)
+        channel.charge(FAILED_COST)
+        if isinstance(channel.receiver, _Connector):
+            channel.receiver.go_on()
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed with a peer."""

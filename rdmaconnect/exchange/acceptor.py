@@ -20,7 +20,7 @@ __all__ = ["Acceptor", "descriptors_are_scarce"]
 log = logging.getLogger("rdmaconnect")
 
 #: connections taken in one go
-_AT_ONCE = 64
+_AT_ONCE = 16
 #: seconds without accepting when there is no descriptor left
 _REST_S = 0.1
 #: seconds that a stranger has until it says what it wants
@@ -127,13 +127,13 @@ class Acceptor:
 
     def _resume(self) -> None:
         if not self._closed:
-            service.loop().add_reader(self._socket, self._accept)
+            service.loop().add_reader(self._socket.fileno(), self._accept)
 
     def _stop(self) -> None:
         if self._closed:
             return
         self._closed = True
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         self._socket.close()
         strangers, self._strangers = self._strangers, {}
         for channel in strangers:
@@ -143,8 +143,10 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            full = len(self._strangers) >= self._most or descriptors_are_scarce()
-            if full and not self._drop_silent():
+            scarce = descriptors_are_scarce()
+            if scarce:
+                log.warning("accept on %s: few descriptors are left; strangers that say nothing are dropped", self.url)
+            if (scarce or len(self._strangers) >= self._most) and not self._drop_silent():
                 self._rest()
                 return
             try:
@@ -160,7 +162,7 @@ class Acceptor:
 
     def _rest(self) -> None:
         """Leave those who come in the kernel's queue for a while."""
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         service.loop().call_later(_REST_S, self._resume)
 
     def _take(self, tcp: socket.socket) -> None:
@@ -188,8 +190,7 @@ class Acceptor:
 
     def _drop_silent(self) -> int:
         """Make room: drop the strangers of whom nothing was heard for a while; how many."""
-        before = time.monotonic() - SILENT_S
-        silent = [channel for channel in self._strangers if channel.heard < before and not channel.unread()]
+        silent = [one for one in self._strangers if one.silent_s > SILENT_S and not one.unread()]
         for channel in silent:
             self._drop(channel, "it is silent, and others wait")
         return len(silent)
