@@ -100,7 +100,8 @@ class Buffer:
         self.release()
 
     def __del__(self) -> None:
-        if not self.pinned:
+        # one that Ctrl-C broke into the making of holds nothing yet
+        if not getattr(self, "pinned", True):
             self.release()
 
 

@@ -135,7 +135,8 @@ class Conversation:
             self._ticks_silent += 1
             if self._ticks_silent <= self._silent_max:
                 return
-            self._leave(f"the peer is gone: nothing was heard of it for {self._ticks_silent * TICK_S:g} s.")
+            silent = f"nothing was heard of it for {self._ticks_silent * TICK_S:g} s"
+            self._leave(f"the peer is gone: {silent}: its process ended or was stopped, or the network to it broke.")
         self._changed()
 
     def _leave(self, why: str, error: RdmaConnectError | None = None) -> None:

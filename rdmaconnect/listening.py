@@ -28,10 +28,10 @@ from .errors import (
     StateError,
 )
 from .exchange import service
-from .exchange.acceptor import Acceptor
+from .exchange.acceptor import Acceptor, descriptors_are_scarce
 from .exchange.channel import SMALL_FRAME, Channel
 from .exchange.url import loopback_of
-from .handshake import NO_ID, Handshake, Role
+from .handshake import NO_ID, Handshake, Role, State
 from .incoming import LOOK_S, Incoming
 from .messages import Hello, Reject
 from .middle import M, Middle
@@ -51,8 +51,12 @@ log = logging.getLogger("rdmaconnect")
 MAX_HALF_OPEN, MAX_QPS = 1024, 16384
 #: a hello for more queue pairs than this is a large one: such may take three quarters of the room, one at a time
 LARGE = 64
+#: where there is no room left, a connector that says nothing for so long, seconds, loses its place
+SILENT_S = 2.0
 #: a connector that finds no room may ask again after so many milliseconds
 _AGAIN_MS = 200
+#: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
+FAILED_COST = 8.0
 #: what went wrong with connectors: as many are kept as an error names
 _FAILURES = 16
 
@@ -72,6 +76,8 @@ class _Connector:
     def __init__(self, core: ListenerCore[M], channel: Channel) -> None:
         self._core, self.channel = core, channel
         self.conversation: Conversation | None = None
+        #: what it has asked for last, while nothing is begun since what it asked for before has not ended yet
+        self._next: Hello | None = None
 
     def took(self, frame: bytes) -> None:
         try:
@@ -83,9 +89,16 @@ class _Connector:
         if isinstance(message, Hello) and (current is None or message.id != current.id):
             if current is not None:
                 current.over(PeerClosed("the peer began anew."))
-            self._core.asked(self, message)
+            self._next = message
+            self.go_on()
         elif message is not None and current is not None:
             current.hear(message)
+
+    def go_on(self) -> None:
+        """Begin with what it asks for, unless what came before it is under way."""
+        if self._next is not None and not self._core.is_busy_with(self.conversation):
+            asked, self._next = self._next, None
+            self._core.asked(self, asked)
 
     def _broken(self, error: RdmaConnectError) -> None:
         """Bytes that cannot be read: say so, and hang up."""
@@ -180,9 +193,12 @@ class ListenerCore(Generic[M]):
         conversation.attach(channel)
         with self._lock:
             words = "the listener was closed" if self._closed else self._no_room(len(hello.ends))
+            silent = self._silent() if words and not self._closed else []
             if not words:
                 incoming = Incoming(self, channel, conversation)
                 self._incoming[incoming] = len(hello.ends)
+        for one in silent:
+            one.stop(StateError(f"nothing was heard of it for {SILENT_S:g} s, and others wait."))
         if words:
             log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
             again_ms = 0 if self._closed else _AGAIN_MS
@@ -195,6 +211,11 @@ class ListenerCore(Generic[M]):
         conversation.hear(hello)
         self._look_later()
 
+    def is_busy_with(self, conversation: Conversation | None) -> bool:
+        """Whether a conversation is still half open."""
+        with self._lock:
+            return any(one.conversation is conversation for one in self._incoming)
+
     def _no_room(self, count: int) -> str:
         """In words, why there is no room for a hello with so many queue pairs; "" if there is."""
         open_now = len(self._incoming) + len(self._ready)
@@ -202,9 +223,15 @@ class ListenerCore(Generic[M]):
             return f"{open_now} connections are half open or wait to be accepted, which is the most"
         qps = sum(self._incoming.values()) + len(self._ready)
         room = self._max_qps if count <= LARGE else self._max_qps * 3 // 4
+        if open_now and descriptors_are_scarce():
+            return "this process has hardly a descriptor left (`ulimit -n` tells its limit)"
         if qps and qps + count > room:
             return f"{qps} queue pairs are half open or wait to be accepted: there is no room for {count} more"
         return ""
+
+    def _silent(self) -> list[Incoming]:
+        """Those that were replied to and have said nothing since, though it would have taken them no time."""
+        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.silent_s > SILENT_S]
 
     def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""
@@ -333,7 +360,14 @@ class ListenerCore(Generic[M]):
         if closed:
             incoming.channel.close()
         else:
-            service.soon(self._acceptor.expect, incoming.channel)
+            service.soon(self._ask_again, incoming.channel)
+
+    def _ask_again(self, channel: Channel) -> None:
+        """A connector may ask again, which costs it more than a message does. In the service thread."""
+        self._acceptor.expect(channel)
+        channel.charge(FAILED_COST)
+        if isinstance(channel.receiver, _Connector):
+            channel.receiver.go_on()
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed with a peer."""

@@ -282,18 +282,19 @@ class Middle:
             slot, place = yield from self._staged(source, deadline, doing)
             release = lambda: self._stages.append(slot)  # noqa: E731
         else:
-            mr = self._register(source.owner, AccessFlags(0))  # it holds the buffer for itself, as long as the device
+            # it holds the buffer for itself, as long as the device; in a worker, where Ctrl-C leaves none to nobody
+            make = partial(self._register, source.owner, AccessFlags(0))
+            mr = yield Call(make, deadline, doing, undo=MR.close)
             place, release = (mr.addr, length, mr.lkey), mr.close
         yield from self._submit(opcode, place, release, deadline, doing, target, imm)
 
     def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Story[tuple[int, tuple[int, int, int]]]:
         """Copy into a free slot of the staging memory."""
-        with self._engine.lock:
-            if self._stage is None or self._stage_mr is None:
-                memory = mmap.mmap(-1, _STAGES * self._stage_size)
-                self._stage_mr = self._register(memory, AccessFlags(0))
-                self._stage, self._stages = memoryview(memory), list(range(_STAGES))
-            stage, mr = self._stage, self._stage_mr
+        if self._stage is None:
+            yield Call(self._make_stage, deadline, doing)
+        stage, mr = self._stage, self._stage_mr
+        assert stage is not None
+        assert mr is not None
         while True:
             yield from self._wait(lambda: bool(self._stages), deadline, doing)
             with self._engine.lock:
@@ -303,6 +304,14 @@ class Middle:
         start = slot * self._stage_size
         stage[start : start + source.length] = source.view
         return slot, (mr.addr + start, source.length, mr.lkey)
+
+    def _make_stage(self) -> None:
+        with self._engine.lock:
+            if self._stage is None:
+                memory = mmap.mmap(-1, _STAGES * self._stage_size)
+                self._stage_mr = self._register(memory, AccessFlags(0))
+                self._stages = list(range(_STAGES))
+                self._stage = memoryview(memory)
 
     def _submit(
         self,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .deadline import Deadline, wait_ready
 from .errors import StateError, VerbsError
@@ -165,31 +165,74 @@ def run_apart(story: Story[T], undo: Callable[[T], object] | None = None) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return run(story)
-    interrupt, done = _Interrupt(), Signal()
-    future: Future[T] = Future()
+    apart = _Apart(story)
     try:
-        here().submit(partial(run, story, interrupt), future)
-        future.add_done_callback(lambda _: done.notify())
-        _until_done(future, done)
-        return future.result()
+        here().submit(apart.run)
+        apart.wait()
+        return apart.result()
     except BaseException as e:
-        if future.done() and not future.cancelled() and future.exception() is e:
+        if apart.error is e or apart.give_up():
             raise
-        if not future.cancel():
-            interrupt.set(e)
-            while not future.done():
-                with contextlib.suppress(BaseException):  # it is being cleaned up: once more is no quicker
-                    _until_done(future, done)
-            if undo is not None and future.exception() is None:
-                undo(future.result())
+        apart.interrupt.set(e)
+        _see_to_the_end(apart)
+        if undo is not None and apart.error is None:
+            undoing = _Apart(_undo(undo, apart.value))
+            here().submit(undoing.run)
+            _see_to_the_end(undoing)
         raise
 
 
-def _until_done(future: Future[Any], done: Signal) -> None:
-    for_ever = Deadline(None)
-    while not future.done():
-        # a callback that was lost to an interrupt is made up for by the slice
-        _sleep(Wait(for_ever, changes=((done, 0),), slice_ms=1000))
+class _Apart(Generic[T]):
+    """A story that a worker runs for the main thread.
+
+    The main thread only waits for a lock: of anything that it made or shared it could be robbed between two steps.
+    """
+
+    def __init__(self, story: Story[T]) -> None:
+        self._story, self.interrupt = story, _Interrupt()
+        self._claim, self._over = threading.Lock(), threading.Lock()
+        self._over.acquire()
+        self._done = False
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run it, in a worker."""
+        if not self.give_up():
+            return
+        try:
+            self.value = run(self._story, self.interrupt)
+        except BaseException as e:  # noqa: BLE001  it is the caller's
+            self.error = e
+        finally:
+            self._done = True
+            self._over.release()
+
+    def give_up(self) -> bool:
+        """Have nobody run it from here on; False if somebody has begun to, or has given it up."""
+        return self._claim.acquire(blocking=False)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        while not self._done:
+            self._over.acquire()
+
+    def result(self) -> T:
+        """What it returned, or raises what it raised."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+def _see_to_the_end(apart: _Apart[Any]) -> None:
+    """Wait for its end though Ctrl-C comes once more: it is being cleaned up, and that is no quicker then."""
+    while not apart._done:
+        with contextlib.suppress(BaseException):
+            apart.wait()
+
+
+def _undo(undo: Callable[[Any], object], value: Any) -> Story[None]:
+    yield Call(partial(undo, value))
 
 
 def _sleep(request: Wait, interrupt: _Interrupt | None = None) -> set[int]:
@@ -199,7 +242,10 @@ def _sleep(request: Wait, interrupt: _Interrupt | None = None) -> set[int]:
         interrupt.check()
     if not changes:
         return wait_ready(request.fds, request.writable, request.deadline, request.slice_ms)
-    waker = lend_waker()
+    try:
+        waker = lend_waker()
+    except OSError as e:  # EMFILE, ENFILE
+        raise VerbsError("eventfd", e.errno or 0, "wait") from None
     try:
         for signal, count in changes:
             if not signal.subscribe(waker.set, count):

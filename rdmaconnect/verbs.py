@@ -299,19 +299,36 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
         valid until then; a device must be opened before it.
 
     Raises:
-        VerbsError: ENOSYS, EPERM; EMFILE or ENFILE, where libibverbs gives an empty list and no error.
+        VerbsError: ENOSYS, EPERM; EMFILE or ENFILE, where libibverbs gives an empty list or ENOSYS.
 
     Source: ibv_get_device_list(3), ``ibv_get_device_list``.
     """
     count = ctypes.c_int()
-    array = _call("ibv_get_device_list", byref(count), doing="list RDMA devices")
+    doing = "list RDMA devices"
+    try:
+        array = _call("ibv_get_device_list", byref(count), doing=doing)
+    except VerbsError:
+        _check_descriptor("ibv_get_device_list", doing)
+        raise
     if not count.value:
-        try:  # without a descriptor left the list comes back empty, and no error with it
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        except OSError as e:
+        try:
+            _check_descriptor("ibv_get_device_list", doing)
+        except VerbsError:
             ibv_free_device_list(array)
-            raise VerbsError("ibv_get_device_list", e.errno or errno.EIO, "list RDMA devices") from None
+            raise
     return array, [array[i] for i in range(count.value)]
+
+
+def _check_descriptor(name: str, doing: str) -> None:
+    """Is there a descriptor left? Without one libibverbs finds nothing, and says otherwise or nothing.
+
+    Raises:
+        VerbsError: EMFILE, ENFILE.
+    """
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as e:
+        raise VerbsError(name, e.errno or errno.EIO, doing) from None
 
 
 def ibv_free_device_list(array: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -64,29 +65,25 @@ class Waker:
     Source: eventfd(2).
     """
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_eventfd",)
 
     def __init__(self) -> None:
-        self._fd = -1
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
+        # an object that closes the descriptor with its own end, made in one step: Ctrl-C comes between two
+        self._eventfd = next(map(select.epoll.fromfd, map(os.eventfd, (0,), (flags,))))
 
     def fileno(self) -> int:
         """The descriptor, for poll(2)."""
-        return self._fd
+        return self._eventfd.fileno()
 
     def set(self) -> None:
         """Make it readable."""
-        os.eventfd_write(self._fd, 1)
+        os.eventfd_write(self.fileno(), 1)
 
     def clear(self) -> None:
         """Make it unreadable."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
-
-    def __del__(self) -> None:
-        fd = getattr(self, "_fd", -1)  # Ctrl-C may have come before there was one
-        if fd >= 0:
-            os.close(fd)
+            os.eventfd_read(self.fileno())
 
 
 #: wakers that no call has now; as many are made as calls sleep at the same time

@@ -224,7 +224,7 @@ def _text(body: Any, key: str, most: int) -> str:
     value = _get(body, key, str)
     if len(value) > most:
         raise ValueError(f"{key} has {len(value)} characters: at most {most} are allowed")
-    return "".join(c if c.isprintable() else "?" for c in value)
+    return value if value.isprintable() else "".join(c if c.isprintable() else "?" for c in value)
 
 
 def _int(body: Any, key: str, most: int, least: int = 0) -> int:

@@ -266,13 +266,13 @@ def test_without_descriptors_those_who_stand_go_on_and_others_come_in_later() ->
     done = subprocess.run([sys.executable, "-c", FEW], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert any("Too many open files; strangers that say nothing are dropped" in line for line in lines)
+    assert any("strangers that say nothing are dropped" in line for line in lines)
     assert lines[-2:] == ["[b'last']", "over"]
 
 
 def test_the_most_is_a_share_of_the_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for limit, most in ((256, 64), (40, 16)):
+    for limit, most in ((256, 32), (40, 16)):
         made = None
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -79,7 +79,8 @@ def test_a_device_that_is_closed_too_early_is_noticed(software: Software) -> Non
     verbs.ibv_close_device(context.pointer)
     with pytest.raises(VerbsError):
         pd.close()
-    pd._pointer = context._pointer = None
+    for owner in (pd, context, *rdmaconnect.device._opened.values()):
+        owner._pointer = None
     rdmaconnect.device._opened.clear()
 
 

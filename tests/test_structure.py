@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 #: file of the wing -> the others of it that it may import: the pure ones below, the sockets above, the channel on top
 MAY_IMPORT_OF_WING: dict[str, set[str]] = {
     "zmtp": set(),
+    "budget": set(),
     "url": set(),
     "curve": set(),
     "tcp": {"url"},
@@ -71,7 +72,7 @@ MAY_IMPORT_OF_WING: dict[str, set[str]] = {
     "relay": set(),
     "link": {"curve", "zmtp"},
     "zap": {"link", "service"},
-    "channel": {"curve", "zmtp", "link", "relay", "service"},
+    "channel": {"budget", "curve", "zmtp", "link", "relay", "service"},
     "acceptor": {"channel", "curve", "service", "tcp", "url", "zap"},
     "__init__": set(),
 }
@@ -207,7 +208,7 @@ def test_only_one_file_knows_whether_there_is_a_fork() -> None:
 
 
 def test_what_is_said_first_and_whom_to_dial_are_handed_the_clock() -> None:
-    assert not foreign("exchange.zmtp") & IMPURE
+    assert not (foreign("exchange.zmtp") | foreign("exchange.budget")) & IMPURE
     for name in ("exchange.dial", "exchange.url", "exchange.tcp"):
         assert not foreign(name) & (IMPURE - {"os", "socket"}), name
 

@@ -15,18 +15,40 @@ from .curve import Keys
 from .tcp import listen, set_options
 from .url import addresses, host_of, port_of
 
-__all__ = ["Acceptor"]
+__all__ = ["Acceptor", "descriptors_are_scarce"]
 
 log = logging.getLogger("rdmaconnect")
 
 #: connections taken in one go
-_AT_ONCE = 64
+_AT_ONCE = 16
 #: seconds without accepting when there is no descriptor left
 _REST_S = 0.1
 #: seconds that a stranger has until it says what it wants
 STRANGER_S = 10.0
+#: descriptors that are left to the application
+RESERVE = 48
 #: strangers at most; beyond them those of whom nothing was heard for so many seconds are dropped
 STRANGERS_MAX, SILENT_S = 1024, 1.0
+
+
+def descriptors_are_scarce() -> bool:
+    """Whether so few descriptors are left that strangers get none of them; the application may need them."""
+    try:
+        lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return True
+    os.close(lowest)
+    most = _descriptors()
+    # the kernel gives the lowest number that is free
+    return most is not None and lowest >= most - RESERVE
+
+
+def _descriptors() -> int | None:
+    """How many this process may have; None for any number."""
+    import resource  # Windows has none, and no RDMA either
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if most == resource.RLIM_INFINITY else most
 
 
 class Acceptor:
@@ -62,10 +84,8 @@ class Acceptor:
         self._domain = ""
         self._closed = False
         self.connected = 0
-        import resource  # Windows has none, and no RDMA either
-
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most = STRANGERS_MAX if most == resource.RLIM_INFINITY else max(16, min(STRANGERS_MAX, most // 4))
+        most = _descriptors()
+        self._most = STRANGERS_MAX if most is None else max(16, min(STRANGERS_MAX, most // 8))
 
     def start(self) -> None:
         """Begin to take connections, which wait in the kernel's queue until then.
@@ -107,13 +127,13 @@ class Acceptor:
 
     def _resume(self) -> None:
         if not self._closed:
-            service.loop().add_reader(self._socket, self._accept)
+            service.loop().add_reader(self._socket.fileno(), self._accept)
 
     def _stop(self) -> None:
         if self._closed:
             return
         self._closed = True
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         self._socket.close()
         strangers, self._strangers = self._strangers, {}
         for channel in strangers:
@@ -123,7 +143,10 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            if len(self._strangers) >= self._most and not self._drop_silent():
+            scarce = descriptors_are_scarce()
+            if scarce:
+                log.warning("accept on %s: few descriptors are left; strangers that say nothing are dropped", self.url)
+            if (scarce or len(self._strangers) >= self._most) and not self._drop_silent():
                 self._rest()
                 return
             try:
@@ -139,7 +162,7 @@ class Acceptor:
 
     def _rest(self) -> None:
         """Leave those who come in the kernel's queue for a while."""
-        service.loop().remove_reader(self._socket)
+        service.loop().remove_reader(self._socket.fileno())
         service.loop().call_later(_REST_S, self._resume)
 
     def _take(self, tcp: socket.socket) -> None:
@@ -167,8 +190,7 @@ class Acceptor:
 
     def _drop_silent(self) -> int:
         """Make room: drop the strangers of whom nothing was heard for a while; how many."""
-        before = time.monotonic() - SILENT_S
-        silent = [channel for channel in self._strangers if channel.heard < before and not channel.unread()]
+        silent = [one for one in self._strangers if one.silent_s > SILENT_S and not one.unread()]
         for channel in silent:
             self._drop(channel, "it is silent, and others wait")
         return len(silent)

@@ -14,6 +14,7 @@ from typing import Protocol
 from ..errors import AuthenticationError, PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
 from ..fork import in_child
 from . import link, service
+from .budget import BYTES, Budget
 from .curve import Keys
 from .link import Link
 from .relay import Pump, drain_and_close
@@ -31,6 +32,8 @@ SILENT_S = 10.0
 SMALL_FRAME = 64 * 1024
 #: peers that may be in the midst of a longer frame at the same time, and for how long while others wait, seconds
 LONG_FRAMES, LONG_FRAME_S = 16, 2.0
+#: of the time, this part may go to long frames: after each no other is begun for so many times what it has cost
+_LONG_TIMES = 4.0
 #: frames of one peer that are taken in one go, and the pause after that, seconds
 _AT_ONCE, _PAUSE_S = 32, 0.01
 #: seconds that ZeroMQ may take to connect to this process
@@ -59,6 +62,11 @@ _open: set[Channel] = set()
 #: those in the midst of a long frame since when, and those that wait to be
 _long: dict[Channel, float] = {}
 _waiting: deque[Channel] = deque()
+#: when the next long frame may begin, on the monotonic clock
+_long_from = 0.0
+_letting_in = False
+#: those who have cost so much that they are not read for a while
+_resting: set[Channel] = set()
 _ticking = False
 
 
@@ -107,6 +115,7 @@ class Channel:
         self._outward: Pump | None = None
         self._unsent: deque[bytes] = deque()
         self._verdict: RdmaConnectError | None = None
+        self._budget = Budget(self.heard)
         self._paused = self._closing = self._ended = False
         try:
             service.soon(self._open)
@@ -118,6 +127,11 @@ class Channel:
     def greeted(self) -> bool:
         """Whether the peer has shown that it speaks ZeroMQ."""
         return self._filter.greeted
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last bytes of the peer came."""
+        return time.monotonic() - self.heard
 
     def lower(self, max_frame: int) -> None:
         """Take no longer frames than this from here on. For the service thread."""
@@ -176,22 +190,31 @@ class Channel:
             self._end(VerbsError("zmq_socket", e.errno or 0, "open an exchange"))
             return
         assert self._link.ear is not None
-        self._loop.add_reader(self._link.ear, self._arrived)
+        self._loop.add_reader(self._link.ear.fileno(), self._arrived)
         self._loop.add_reader(self._link.fd, self._readable)
         self._loop.call_later(_ARRIVAL_S, self._missed)
 
     def _missed(self) -> None:
-        if self._local is None:
-            self._end(StateError("open an exchange: ZeroMQ did not come to it. Are there descriptors left?"))
+        if self._local is None and self._link is not None:
+            try:
+                link.check_descriptors(2, "open an exchange")  # without one ZeroMQ gives up, and says nothing
+            except VerbsError as e:
+                self._end(e)
+            else:
+                self._end(StateError("open an exchange: ZeroMQ did not come to it within 5 s."))
 
     def _arrived(self) -> None:
         assert self._link is not None
         ear = self._link.ear
         assert ear is not None
-        local = self._link.accept()
+        try:
+            local = self._link.accept()
+        except OSError as e:
+            self._end(VerbsError("accept", e.errno or 0, "open an exchange"))
+            return
         if local is None:
             return
-        self._loop.remove_reader(ear)
+        self._loop.remove_reader(ear.fileno())
         self._link.close_ear()
         self._local = local
         self._outward = Pump(self._loop, local, self._tcp, self._link_is_done, bytes)
@@ -229,12 +252,14 @@ class Channel:
         assert self._inward is not None
         if self in _long:
             return
-        if len(_long) < LONG_FRAMES and not _waiting:
-            _long[self] = time.monotonic()
+        now = time.monotonic()
+        if len(_long) < LONG_FRAMES and not _waiting and now >= _long_from:
+            _long[self] = now
         else:
             self._inward.hold()
             if self not in _waiting:
                 _waiting.append(self)
+                _let_in_later()
 
     def _readable(self) -> None:
         """Frames may have come."""
@@ -247,23 +272,55 @@ class Channel:
             self._took(*taken)
             if self._link is None or self._ended:
                 return
+            self.charge(1 + len(taken[0]) / BYTES)
+            if self._paused:
+                return
+        self._pause(_PAUSE_S)
+
+    def charge(self, cost: float) -> None:
+        """The peer has cost so much (``budget``): if that is more than it may, it has to rest.
+
+        For the service thread.
+        """
+        self._rest(self._budget.charge(cost, len(_resting), time.monotonic()))
+
+    def _rest(self, seconds: float) -> None:
+        if seconds and not (self._paused or self._ended or self._closing):
+            _resting.add(self)
+            self._pause(seconds)
+
+    def _pause(self, seconds: float) -> None:
         self._paused = True
         if self._inward is not None:
             self._inward.hold()
-        self._loop.call_later(_PAUSE_S, self._go_on)
+        self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         self._paused = False
-        if self._inward is not None and self not in _waiting and not self._ended:
-            self._inward.release()
+        _resting.discard(self)
+        self._read_on()
         self._readable()
+
+    def _read_on(self) -> None:
+        """Read from the network again, if nothing else speaks against it."""
+        if self._inward is not None and not (self._paused or self._ended or self in _waiting):
+            self._inward.release()
 
     def _took(self, frame: bytes, user: str) -> None:
         self._filter.unread = self._filter.frames = 0
-        _let_go(self)
         self.user = self.user or user
+        began = time.thread_time()
         if self.receiver is not None:
             self.receiver.took(frame)
+        if len(frame) > SMALL_FRAME:
+            self._took_long(time.thread_time() - began)
+        _let_go(self)
+
+    def _took_long(self, cost_s: float) -> None:
+        """To read a long frame takes long, whatever is in it: so little of the time is left to them."""
+        global _long_from
+        _long_from = max(_long_from, time.monotonic()) + _LONG_TIMES * cost_s
+        self._rest(_LONG_TIMES * cost_s * (len(_resting) + 1))
 
     def _send(self, frame: bytes) -> None:
         if self._ended or self._closing:
@@ -357,6 +414,7 @@ class Channel:
     def _finish(self) -> None:
         """Free everything."""
         _let_go(self)
+        _resting.discard(self)
         _open.discard(self)
         for pump in (self._inward, self._outward):
             if pump is not None:
@@ -373,7 +431,7 @@ class Channel:
         ended, self._link = self._link, None
         if ended is not None:
             if ended.ear is not None:
-                self._loop.remove_reader(ended.ear)
+                self._loop.remove_reader(ended.ear.fileno())
             self._loop.remove_reader(ended.fd)
             ended.close(linger_ms)
 
@@ -389,15 +447,29 @@ def _let_go(channel: Channel) -> None:
     """Another may be in the midst of a long frame now."""
     if channel in _waiting:
         _waiting.remove(channel)
-        if channel._inward is not None:
-            channel._inward.release()
-    if _long.pop(channel, None) is None:
-        return
-    while _waiting and len(_long) < LONG_FRAMES:
+        channel._read_on()
+    _long.pop(channel, None)
+    _let_in_later()
+
+
+def _let_in_later() -> None:
+    global _letting_in
+    if _waiting and not _letting_in:
+        _letting_in = True
+        service.loop().call_later(max(0.0, _long_from - time.monotonic()), _let_in)
+
+
+def _let_in() -> None:
+    """The next of those who wait may begin with a long frame, if there is room and time for it."""
+    global _letting_in
+    _letting_in = False
+    while _waiting and len(_long) < LONG_FRAMES and time.monotonic() >= _long_from:
         following = _waiting.popleft()
         if following._inward is not None and not following._inward.over:
             _long[following] = time.monotonic()
-            following._inward.release()
+            following._read_on()
+    if len(_long) < LONG_FRAMES:
+        _let_in_later()
 
 
 def _keep_ticking() -> None:
@@ -458,11 +530,12 @@ service.at_end(_last)
 
 
 def _forget() -> None:
-    global _ticking
-    _ticking = False
+    global _ticking, _letting_in
+    _ticking = _letting_in = False
     _open.clear()
     _long.clear()
     _waiting.clear()
+    _resting.clear()
 
 
 in_child(_forget)

@@ -48,7 +48,7 @@ class Pump:
         """Begin to read, or go on."""
         if not (self._reading or self.held or self._kept or self._last_said or self.over):
             self._reading = True
-            self._loop.add_reader(self._source, self._readable)
+            self._loop.add_reader(self._source.fileno(), self._readable)  # asyncio is slow with the socket itself
 
     def hold(self) -> None:
         """Read no more until :meth:`release`."""
@@ -71,13 +71,13 @@ class Pump:
         """Watch neither socket any more; nothing is called after it."""
         self.over = True
         self._rest()
-        if self._sink is not None and self._sink.fileno() >= 0:
-            self._loop.remove_writer(self._sink)
+        if self._kept and self._sink is not None and self._sink.fileno() >= 0:
+            self._loop.remove_writer(self._sink.fileno())
 
     def _rest(self) -> None:
         if self._reading:
             self._reading = False
-            self._loop.remove_reader(self._source)
+            self._loop.remove_reader(self._source.fileno())
 
     def _readable(self) -> None:
         try:
@@ -111,13 +111,13 @@ class Pump:
         self._kept = data[sent:]
         if self._kept:
             self._rest()
-            self._loop.add_writer(self._sink, self._writable)
+            self._loop.add_writer(self._sink.fileno(), self._writable)
         elif self._last_said:
             self._finish()
 
     def _writable(self) -> None:
         assert self._sink is not None
-        self._loop.remove_writer(self._sink)
+        self._loop.remove_writer(self._sink.fileno())
         kept, self._kept = self._kept, b""
         self._put(kept)
         self.start()
@@ -152,9 +152,9 @@ def drain_and_close(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> Non
             return
         except OSError:
             pass
-        loop.remove_reader(sock)
+        loop.remove_reader(sock.fileno())
         sock.close()
 
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
-    loop.add_reader(sock, read)
+    loop.add_reader(sock.fileno(), read)

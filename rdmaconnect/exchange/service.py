@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from ..errors import VerbsError
 from ..fork import in_child
 
 __all__ = ["at_end", "do", "loop", "soon"]
@@ -36,7 +37,7 @@ def loop() -> asyncio.AbstractEventLoop:
     """The loop of this process's service thread, which is started if need be.
 
     Raises:
-        OSError: EMFILE, ENFILE.
+        VerbsError: EMFILE, ENFILE.
         RuntimeError: this process can start no thread.
     """
     global _loop, _thread
@@ -46,7 +47,10 @@ def loop() -> asyncio.AbstractEventLoop:
         if _over:
             raise RuntimeError("the process ends: nothing is exchanged any more")
         if _loop is None:
-            made = asyncio.new_event_loop()
+            try:
+                made = asyncio.new_event_loop()
+            except OSError as e:
+                raise VerbsError("epoll_create", e.errno or 0, "open an exchange") from None
             thread = threading.Thread(target=_run, args=(made,), name="rdmaconnect-exchange", daemon=True)
             try:
                 thread.start()

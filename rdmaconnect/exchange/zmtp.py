@@ -21,7 +21,7 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 #: bytes of a command of the handshake at most
 _HANDSHAKE_MAX = 4096
 #: messages that may be on their way through ZeroMQ at the same time: its own count does not see parts of messages
-FRAMES_MAX = 4096
+FRAMES_MAX = 128
 #: what CURVE adds to a message: its name, the nonce, the flags and the authenticator
 CURVE_ADDS = 33
 #: bytes of a frame's beginning that are looked at

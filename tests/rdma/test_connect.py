@@ -240,11 +240,22 @@ def test_a_half_open_connection_ends_when_the_peer_does_not_go_on(
             address = context.port(1).address(context.query_device(), Options())
         return encode(Hello(bytes(range(16)), (Endpoint(QpType.RC, 17, 1, address, 100),), Wish(), {}))
 
+    def ask(url: str, frame: bytes, over: threading.Event) -> Any:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(url)
+            stranger.send(frame)
+            answer = msgpack.unpackb(stranger.recv()) if stranger.poll(PATIENCE * 1000) else None
+            over.wait(PATIENCE)
+            return answer
+
+    over = threading.Event()
     with node2.listening() as listener:
         there = node2.start(listener.accept, deadline_s=PATIENCE, tolerant=False)
-        assert node1.call(_say, listener.url, node1.call(hello))["t"] == "reply"
+        asked = node1.start(ask, listener.url, node1.call(hello), over)
         with pytest.raises(ConnectTimeout, match="It asked, and did not go on"):
             there.result(PATIENCE)
+        over.set()
+        assert asked.result(PATIENCE)["t"] == "reply"
 
 
 def test_no_such_device(node1: Node) -> None:

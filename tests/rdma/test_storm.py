@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,6 +23,15 @@ EACH = int(os.environ.get("RDMACONNECT_LAB_CONNECTORS", "30"))
 def _shell(script: str) -> None:
     done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def descriptors_enough() -> Iterator[None]:
+    """Both ends of each connection are in this process, with about 11 descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
@@ -50,7 +60,7 @@ def hosts(node1: Node) -> Iterator[list[Node]]:
 
 
 @pytest.mark.skipif(not NETNS, reason="a device in each network namespace carries data from kernel 7 on")
-def test_eight_hosts_call_one_listener_at_once(hosts: list[Node], node2: Node) -> None:
+def test_eight_hosts_call_one_listener_at_once(descriptors_enough: None, hosts: list[Node], node2: Node) -> None:
     count = HOSTS * EACH
     sizes = {"recv_size": 4096, "recv_depth": 4, "send_depth": 4}
     with ExitStack() as stack:
