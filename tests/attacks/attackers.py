@@ -59,10 +59,10 @@ class Attack:
         return peer
 
     def deaf(self, *frames: bytes) -> None:
-        """A peer that says all at once and does not listen; the last 200 are kept open."""
-        sock = self.tcp()
-        self.kept.append(sock)
-        sock.sendall(zmtp.GREETING + zmtp.ready() + b"".join(map(frame, frames)))
+        """A peer that says all at once and listens no more; the last 200 are kept open."""
+        peer = self.zmtp()  # before the handshake is over, ZeroMQ takes no message
+        self.kept.append(peer)
+        peer.send(*frames)
         if len(self.kept) > 200:
             self.kept.pop(0).close()
 
@@ -184,10 +184,9 @@ def endless(attack: Attack) -> None:
     part = frame(b"x" * 200, more=True) * 20
 
     def once() -> None:
-        sock = attack.tcp()
+        sock = attack.zmtp().sock
         attack.kept.append(sock)
         sock.settimeout(0.5)
-        sock.sendall(zmtp.GREETING + zmtp.ready())
         if attack.number % 2:
             sock.sendall(b"\x02" + struct.pack(">Q", 500_000) + b"x" * 400_000)
         else:
@@ -355,8 +354,7 @@ def big_frames(attack: Attack) -> None:
 
     def once() -> None:
         while len(left) < 4:
-            sock = attack.tcp()
-            sock.sendall(zmtp.GREETING + zmtp.ready())
+            sock = attack.zmtp().sock
             sock.setblocking(False)
             left[id(sock)] = sock, whole
         for key, (sock, data) in list(left.items()):

@@ -40,14 +40,34 @@ def software() -> Iterator[Software]:
     assert problems == []
 
 
+class Uncaught(logging.Handler):
+    """Notes exceptions that were caught by nobody but the log: of the service thread, of workers."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it."""
+        if record.exc_info:
+            self.seen.append(self.format(record))
+
+
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The log of what strangers do would be long."""
-    log = logging.getLogger("rdmaconnect")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
+def uncaught() -> Iterator[None]:
+    """The log of what strangers do would be long; what nobody has caught is a fault."""
+    handler, loggers = Uncaught(), [logging.getLogger(name) for name in ("rdmaconnect", "asyncio")]
+    before = [(log.level, log.propagate) for log in loggers]
+    for log in loggers:
+        log.setLevel(logging.ERROR)
+        log.propagate = False
+        log.addHandler(handler)
     yield
-    log.setLevel(before)
+    for log, (level, propagates) in zip(loggers, before, strict=True):
+        log.setLevel(level)
+        log.propagate = propagates
+        log.removeHandler(handler)
+    assert handler.seen == []
 
 
 @pytest.fixture

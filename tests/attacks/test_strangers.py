@@ -7,7 +7,6 @@ import gc
 import os
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable
 
@@ -166,18 +165,21 @@ def test_a_full_house_tells_when_to_come_again(software: Software, counted: Camp
 
 def test_an_abrupt_end_at_every_byte_of_the_conversation(software: Software, counted: Campaign) -> None:
     ident = os.urandom(16)
-    whole = zmtp.GREETING + zmtp.ready() + zmtp.frame(hostile.pack(hostile.hello(ident)))
-    whole += zmtp.frame(hostile.message("ready", ident)) + zmtp.frame(hostile.message("bye", ident, why="so"))
+    shaking = zmtp.GREETING + zmtp.ready()
+    asking = zmtp.frame(hostile.pack(hostile.hello(ident))) + zmtp.frame(hostile.message("ready", ident))
+    asking += zmtp.frame(hostile.message("bye", ident, why="so"))
     step = max(1, 40 - scaled(0, 39))
     with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
-        for length in range(0, len(whole) + 1, step):
-            for reset in (True, False):
-                sock = socket.create_connection(("127.0.0.1", listener.port))
-                sock.sendall(whole[:length])
-                if reset:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()
-                counted.count("ends")
+        for whole in (shaking, asking):
+            for length in range(0, len(whole) + 1, step):
+                for reset in (True, False):
+                    if whole is shaking:
+                        peer = Peer(socket.create_connection(("127.0.0.1", listener.port)))
+                    else:
+                        peer = Peer.connect(listener.port)
+                    peer.sock.sendall(whole[:length])
+                    peer.reset() if reset else peer.close()
+                    counted.count("ends")
         assert until(lambda: open_channels() == 0)
         while (connection := counted.call("accept", listener.accept, deadline_s=0.1)) is not None:
             connection.close()

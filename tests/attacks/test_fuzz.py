@@ -1,0 +1,183 @@
+"""Mutated frames through live listeners and connectors, over sockets: only errors of the library's own come out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+
+import msgpack
+import pytest
+from software import Software
+
+import rdmaconnect
+
+from . import hostile, zmtp
+from .campaign import SCALE, Campaign, aside, pair, scaled, until
+from .mutations import bytewise, mutated
+from .zmtp import Peer
+
+#: frames in all: a million at full scale
+TO_LISTENERS, TO_CONNECTORS = scaled(1500, 750_000), scaled(500, 250_000)
+SEED = int(os.environ.get("RDMACONNECT_CAMPAIGN_SEED", SCALE))
+
+
+def conversation(chance: random.Random, ident: bytes) -> list[dict[str, object]]:
+    """What a connector says in all."""
+    gid = hostile.port()["gids"][0][0]
+    kind = chance.choice((2, 2, 3, 4))
+    hello = hostile.hello(
+        ident, qps=chance.choice((1, 1, 1, 3)), qpt=kind, beat=chance.choice((100, 1000)), patience=1000,
+        want=None if chance.random() < 0.8 else ["soft0", 1, gid, gid],
+    )  # fmt: skip
+    hello["wish"]["probe"] = chance.random() < 0.3
+    short = [{"v": 1, "t": kind, "id": ident, "doors": [["x", 1]]} for kind in ("ready", "proof", "beat", "joined")]
+    bye = {"v": 1, "t": "bye", "id": ident, "why": "so"}
+    reject = {"v": 1, "t": "reject", "id": ident, "stage": "s", "errno": 5, "why": "so", "ports": [hostile.port()]}
+    rest = [*short, bye, reject, hello, hostile.reply(hello)]
+    if chance.random() < 0.6:
+        return [hello, *short, bye]
+    return [hello, *chance.sample(rest, 4)] if chance.random() < 0.8 else chance.sample(rest, 5)
+
+
+def frames(chance: random.Random) -> list[bytes]:
+    """The same with a few things changed."""
+    bodies = conversation(chance, chance.randbytes(16))
+    which = chance.randrange(len(bodies))
+    packed = []
+    for i, body in enumerate(bodies):
+        changes = chance.choice((1, 1, 2, 3)) if i == which else 0
+        packed.append(mutated(chance, body, changes))
+    if chance.random() < 0.2:
+        packed[which] = bytewise(chance, packed[which])
+    elif chance.random() < 0.03:
+        packed[which] = chance.randbytes(chance.choice((0, 1, 5, 100, 70_000)))
+    return packed
+
+
+def visit(chance: random.Random, port: int, packed: list[bytes]) -> bool:
+    """Say all of it to a listener: at once, or the rest once it has replied. Whether it has."""
+    replied = False
+    with contextlib.suppress(OSError):
+        if chance.random() < 0.1:
+            sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+            with sock:
+                sock.sendall(bytewise(chance, zmtp.GREETING + zmtp.ready() + b"".join(map(zmtp.frame, packed))))
+                sock.settimeout(0.01)
+                while sock.recv(65536):
+                    pass
+            return False
+        peer = Peer.connect(port)
+        with peer.sock:
+            rest = list(packed)
+            if chance.random() < 0.7:
+                peer.send(rest.pop(0))
+                peer.sock.settimeout(0.1)
+                with contextlib.suppress(socket.timeout):
+                    replied = b"reply" in peer.recv()
+            peer.send(*rest)
+            peer.sock.settimeout(0.01)
+            while True:
+                peer.recv()
+    return replied
+
+
+@pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
+def test_mutated_frames_to_a_live_listener(software: Software, counted: Campaign, probe: bool) -> None:
+    chance, over = random.Random(SEED), threading.Event()
+    with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
+
+        def accept() -> None:
+            while not over.is_set():
+                try:
+                    connection = listener.accept(deadline_s=0.2, tolerant=chance.random() < 0.5)
+                except rdmaconnect.StateError:
+                    if listener.closed:
+                        return
+                    counted.count("accept: StateError")
+                    continue
+                except rdmaconnect.RdmaConnectError as e:
+                    counted.count(f"accept: {type(e).__name__}")
+                    continue
+                except BaseException as e:  # noqa: BLE001  that is what is counted
+                    counted.raised("accept", e)
+                    continue
+                counted.count("accepted")
+                with connection:
+                    repr((connection, connection.trace, connection.path.why, connection.lost))
+
+        accepting = [aside(accept) for _ in range(2)]
+        sent = connections = 0
+        while sent < TO_LISTENERS // 2:
+            packed = frames(chance)
+            counted.count("replies", visit(chance, listener.port, packed))
+            sent += len(packed)
+            connections += 1
+            if connections % 500 == 0:
+                connection = counted.call("an honest connect", rdmaconnect.connect, listener.url, deadline_s=20)
+                connection.close()
+        over.set()
+        for one in accepting:
+            one.result()
+        for end in pair(listener):
+            end.close()
+    counted.count("frames", sent)
+    counted.count("connections", connections)
+    assert counted.counts["accepted"] > 0
+    assert until(lambda: software.left() == {}, 30)
+
+
+def test_mutated_replies_to_connectors(software: Software, counted: Campaign) -> None:
+    chance = random.Random(SEED)
+    server = socket.create_server(("127.0.0.1", 0))
+    server.settimeout(2)
+    sent = 0
+
+    def answer() -> int:
+        """One connector's listener; how many frames it has sent."""
+        try:
+            sock = server.accept()[0]
+        except OSError:
+            return 0
+        sock.settimeout(2)
+        peer = Peer(sock)
+        number = 0
+        with sock, contextlib.suppress(OSError):
+            peer.shake()
+            asked = msgpack.unpackb(peer.recv())
+            reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, doors=[["x", 1]])
+            reject = {
+                "v": 1, "t": "reject", "id": asked["id"], "stage": "x", "errno": chance.choice((0, 110, 22)),
+                "why": "no", "ports": [hostile.port()], "again": chance.choice((0, 10)),
+            }  # fmt: skip
+            first = reject if chance.random() < 0.2 else reply
+            number = 1
+            peer.send(mutated(chance, first, chance.choice((0, 1, 1, 2, 3))))
+            if chance.random() < 0.5:
+                peer.recv()
+            for kind in chance.choice((("joined", "proof", "bye"), ("proof",), ("beat", "beat", "bye"), ("reply",))):
+                body = {"v": 1, "t": kind, "id": asked["id"], "why": "so", "doors": []}
+                peer.send(mutated(chance, body, chance.choice((0, 0, 1))))
+                number += 1
+            peer.recv()
+        return number
+
+    url = f"127.0.0.1:{server.getsockname()[1]}"
+    with server:
+        while sent < TO_CONNECTORS:
+            answering = aside(answer)
+            made = counted.call(
+                "connect", rdmaconnect.connect, url, deadline_s=0.1, within_s=0.1, probe=chance.random() < 0.3,
+                qp_type=chance.choice(("RC", "UC", "UD")), count=chance.choice((1, 1, 2)),
+            )  # fmt: skip
+            for connection in made or ():
+                with connection:
+                    repr((connection, connection.trace, connection.path.why, connection.lost, connection.max_send_size))
+                    with contextlib.suppress(rdmaconnect.RdmaConnectError):
+                        connection.send(b"x", deadline_s=0)
+            sent += answering.result()
+            counted.count("connects")
+    counted.count("frames", sent)
+    assert until(lambda: software.left() == {}, 30)
