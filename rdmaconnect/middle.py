@@ -140,8 +140,8 @@ class Middle:
 
     def _why_too_long(self) -> str:
         if self.ah is not None:
-            most = f"the peer takes at most {self.max_send_size} in one message"
-            return f"{most}: the path MTU is the most that a datagram can carry. Use RC."
+            takes = f"the peer takes at most {self.max_send_size} in one message"
+            return f"{takes}: the path MTU is the most that a datagram can carry. Use RC."
         if self.max_send_size < self.peer.recv_size:
             return (
                 f"{self.local.port} sends at most {self.max_send_size} in one message. Use write(), which divides it."
