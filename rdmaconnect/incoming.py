@@ -168,7 +168,7 @@ class Incoming:
         if self.state is State.HEARD and not self._answered:
             held = self.listening.held(self)
             if held is not None and not self.listening.claim(held, self):
-                held.replaced()
+                held.replaced(self.hello.prev or b"")
                 self._check_time("accept: wait for reconnect()", "The connection that it replaces is still held.")
                 return False
             self._again = held

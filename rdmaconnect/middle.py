@@ -89,9 +89,9 @@ class Middle:
     def _join(self, joint: Joint) -> None:
         """Take the place of one end of a connection that both sides have agreed on."""
         joint.conversation.lend()
-        self._conversation = joint.conversation
-        #: by which it may be replaced later, or the id of an older version
+        #: by which it may be replaced later, or the id of an older version; there before the conversation: see replaced
         self._token = joint.token
+        self._conversation = joint.conversation
         self.local, self.peer, self.path, self.ah = self._lane.endpoint, joint.peer, joint.path, joint.ah
         self.remote, self.private_data = dict(joint.remote), joint.private_data
         self._source: Source = None
@@ -116,9 +116,14 @@ class Middle:
             raise StateError(f"reconnect {self!r}: it shares its exchange or its queue pair. Connect anew instead.")
         yield from self._again(self, deadline_s)
 
-    def replaced(self) -> None:
-        """Its peer connects anew, and so has given this one up."""
-        self._conversation.over(PeerClosed("the peer connects anew: call reconnect()."))
+    def replaced(self, token: bytes) -> None:
+        """Its peer connects anew, and so has given up the conversation that ``token`` is of.
+
+        A hello that comes late, when there is a newer one, changes nothing.
+        """
+        conversation = self._conversation
+        if self._token == token:
+            conversation.over(PeerClosed("the peer connects anew: call reconnect()."))
 
     def _part(self) -> None:
         """Give up what joined it to its old peer; the queue pair stays."""

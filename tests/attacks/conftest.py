@@ -33,10 +33,9 @@ def software() -> Iterator[Software]:
         yield made
         until(lambda: made.left() == {}, 30)
         problems = made.problems()
-        for context in list(device._opened.values()):  # what is left is not for the next test
+        for opened in list(device._opened.values()):  # what is left is not for the next test
             with contextlib.suppress(Exception):
-                context._uses = 1
-                context.close()
+                opened.close()
     assert problems == []
 
 

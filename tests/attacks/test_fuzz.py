@@ -74,7 +74,7 @@ def visit(chance: random.Random, port: int, packed: list[bytes]) -> bool:
             rest = list(packed)
             if chance.random() < 0.7:
                 peer.send(rest.pop(0))
-                peer.sock.settimeout(0.02)
+                peer.sock.settimeout(0.05)
                 with contextlib.suppress(socket.timeout):
                     replied = b"reply" in peer.recv()
             peer.send(*rest)
