@@ -186,7 +186,7 @@ class Flat:
         """One more is over."""
         self._rounds += 1
         if self._rounds == self._warm:
-            time.sleep(1.2)  # what was said last has a second to go out
+            time.sleep(0.5)
             self._before = self._now()
 
     def check(self, more_mib: int = 24) -> None:

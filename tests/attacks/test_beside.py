@@ -23,7 +23,7 @@ from .attackers import KINDS, NOWHERE
 from .campaign import SCALE, Campaign, descriptors, status, until
 
 #: seconds of each attack
-SECONDS = min(0.3 * SCALE, 10.0)
+SECONDS = min(0.2 * SCALE, 10.0)
 #: what an attacker may cost, MiB of resident memory: 1,024 strangers with 64 KiB each, and ZeroMQ's own
 MEMORY_MIB = 160
 

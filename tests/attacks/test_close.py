@@ -48,7 +48,7 @@ def witnesses(number: int = 60) -> Iterator[None]:
 def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
     software: Software, counted: Campaign, probe: bool
 ) -> None:
-    rounds = scaled(60, 3000)
+    rounds = scaled(40, 3000)
     with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
 
         def serve() -> None:
@@ -71,8 +71,8 @@ def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
 
 def test_listeners_and_connections_closed_while_threads_use_them(software: Software, counted: Campaign) -> None:
     chance = random.Random(3)
-    trials = scaled(15, 300)
-    flat = Flat(counted, min(10, trials))
+    trials = scaled(7, 300)
+    flat = Flat(counted, min(4, trials))
     for _ in range(trials):
         listener = rdmaconnect.listen("127.0.0.1:0")
         made: list[rdmaconnect.Connection] = []
@@ -122,7 +122,7 @@ def test_listeners_and_connections_closed_while_threads_use_them(software: Softw
 
 def test_listeners_closed_while_tasks_use_them(software: Software, counted: Campaign) -> None:
     chance = random.Random(4)
-    trials = scaled(15, 300)
+    trials = scaled(7, 300)
 
     async def tell(what: str, awaitable: object, within_s: float) -> object:
         began = time.monotonic()
@@ -169,7 +169,7 @@ def test_listeners_closed_while_tasks_use_them(software: Software, counted: Camp
         assert until(lambda: software.left() == {}, 15), software.left()
 
     async def all_of_them() -> None:
-        flat = Flat(counted, min(10, trials))
+        flat = Flat(counted, min(4, trials))
         for _ in range(trials):
             await trial()
             flat.round()
@@ -187,7 +187,7 @@ def test_a_listener_that_is_closed_while_a_long_hello_is_read(software: Software
     body = hostile.pack(hostile.hello())
     long_hello = bytes([body[0] + 1]) + body[1:] + b"\xa3pad\xdd" + (500000).to_bytes(4, "big") + b"\x90" * 500000
     chance = random.Random(5)
-    for _ in range(scaled(8, 200)):
+    for _ in range(scaled(5, 200)):
         listener = rdmaconnect.listen("127.0.0.1:0")
         accepted = aside(counted.call, "accept", listener.accept, deadline_s=5)
         peer = Peer.connect(listener.port)
@@ -199,7 +199,7 @@ def test_a_listener_that_is_closed_while_a_long_hello_is_read(software: Software
             sent.result()
             peer.close()
             time.sleep(0.1)
-    assert counted.counts["accept: StateError"] == scaled(8, 200)
+    assert counted.counts["accept: StateError"] == scaled(5, 200)
 
 
 def _send(peer: Peer, data: bytes) -> None:

@@ -20,7 +20,7 @@ from .mutations import bytewise, mutated
 from .zmtp import Peer
 
 #: frames in all: a million at full scale
-TO_LISTENERS, TO_CONNECTORS = scaled(1500, 750_000), scaled(500, 250_000)
+TO_LISTENERS, TO_CONNECTORS = scaled(600, 750_000), scaled(300, 250_000)
 SEED = int(os.environ.get("RDMACONNECT_CAMPAIGN_SEED", SCALE))
 
 

@@ -114,7 +114,7 @@ def test_ctrl_c(software: Software, counted: Campaign, what: str) -> None:
     before = signal.signal(signal.SIGALRM, handler)
     try:
         with after_verbs(signal.SIGALRM):
-            for trial in range(scaled(8, 115)):
+            for trial in range(scaled(7, 115)):
                 scene = Scene(what)
                 result = None
                 delay_s = chance.uniform(0.00002, 1.2 * sorted(took)[len(took) // 2] if took else 0.02)

@@ -81,7 +81,7 @@ class Connector:
 
 @pytest.mark.parametrize("claimed", ["first", "later"])
 def test_old_messages_leave_the_newer_connection_alone(software: Software, counted: Campaign, claimed: str) -> None:
-    @settings(max_examples=scaled(25, 1500), deadline=None, database=None)
+    @settings(max_examples=scaled(15, 1500), deadline=None, database=None)
     @given(st.lists(MOMENTS, min_size=1, max_size=3))
     def run(generations: list[Any]) -> None:
         with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:

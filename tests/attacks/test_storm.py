@@ -137,7 +137,7 @@ class Hostile:
 @pytest.mark.parametrize("hostile_peers", [0, 200], ids=["alone", "among hostile ones"])
 @pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
 def test_connectors_at_the_same_moment(software: Software, counted: Campaign, probe: bool, hostile_peers: int) -> None:
-    number = room_for(min(150 * SCALE, 1000))
+    number = room_for(min(100 * SCALE, 1000))
     for _ in range(scaled(1, 100)):
         with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
             storm = Storm(counted, listener.url, number, probe=probe)
@@ -180,7 +180,7 @@ def test_connectors_that_wait_for_a_process_that_was_stopped(
     software: Software, counted: Campaign, hostile_peers: int
 ) -> None:
     # what has come while it was stopped comes to it in one moment
-    number = room_for(min(150 * SCALE, 1000), 6)
+    number = room_for(min(100 * SCALE, 1000), 6)
     for _ in range(scaled(1, 100)):
         with Child(LISTENER) as child:
             port = int(child.line())
@@ -190,7 +190,7 @@ def test_connectors_that_wait_for_a_process_that_was_stopped(
             storm = Storm(counted, f"127.0.0.1:{port}", number, probe=False)
             with Hostile(port, hostile_peers * number // 1000):
                 storm.go()
-                time.sleep(1.0 + number / 500)
+                time.sleep(0.3 + number / 500)
                 child.signal(signal.SIGCONT)
                 storm.end()
                 accepted = eval(child.line())
@@ -206,7 +206,7 @@ def test_connectors_that_wait_for_a_process_that_was_stopped(
 
 def test_raw_hellos_within_50_ms(software: Software, counted: Campaign) -> None:
     # these need no time of this process's own to be made: all is there before, and is sent in one go
-    number = room_for(min(200 * SCALE, 1000), 10)
+    number = room_for(min(100 * SCALE, 1000), 10)
     for _ in range(scaled(1, 100)):
         with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
             peers = [Peer.connect(listener.port) for _ in range(number)]
@@ -232,11 +232,11 @@ def test_raw_hellos_within_50_ms(software: Software, counted: Campaign) -> None:
 
 
 def test_connectors_wait_for_a_server_that_is_busy(software: Software, counted: Campaign) -> None:
-    number = room_for(min(150 * SCALE, 1000))
+    number = room_for(min(100 * SCALE, 1000))
     with rdmaconnect.listen("127.0.0.1:0") as listener:
         storm = Storm(counted, listener.url, number)
         storm.go()
-        time.sleep(scaled(2, 15))
+        time.sleep(scaled(1, 15))
         accepted = accept_all(counted, listener, number)
         storm.end()
         talk(counted, storm.made, accepted)

@@ -89,11 +89,11 @@ def test_departed_strangers_are_forgotten(software: Software, counted: Campaign,
                     peer.reset() if i % 2 else peer.close()
                     counted.count("strangers")
 
-        come_and_go(50)
+        come_and_go(30)
         assert until(lambda: open_channels() == 2)
         time.sleep(0.5)
         before = status("VmRSS"), descriptors()
-        come_and_go(scaled(150, 3000))
+        come_and_go(scaled(60, 3000))
         assert until(lambda: open_channels() == 2)
         until(lambda: descriptors() <= before[1])  # ZeroMQ closes its own a little later
         gc.collect()
