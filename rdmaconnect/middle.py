@@ -101,8 +101,8 @@ class Middle:
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
             self._lane.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
-        #: bytes of the longest message that the port may send
-        self._longest = min(self._prepared.port.max_msg_sz, LONGEST)
+        #: bytes of the longest message between the two ports, as far as they are told
+        self._longest = min(LONGEST, *(end.port.max_msg_sz or LONGEST for end in (self.local, self.peer)))
         most = min(self.peer.recv_size, self._longest)
         self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
         self._stage_size = min(self.max_send_size, _STAGE_MAX)
