@@ -142,9 +142,8 @@ class Middle:
         if self.ah is not None and self.max_send_size < self.peer.recv_size:
             return f"the path MTU, {self.max_send_size} bytes, is the most that a datagram can carry. Use RC."
         if self.max_send_size < self.peer.recv_size:
-            return (
-                f"{self.local.port} sends at most {self.max_send_size} in one message. Use write(), which divides it."
-            )
+            ends = f"{self.local.port} and {self.peer.port}"
+            return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."
         most = self.max_send_size
         return f"the peer takes at most {most} in one message. Give the peer a larger recv_size, or use write()."
 
