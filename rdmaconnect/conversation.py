@@ -136,6 +136,11 @@ class Conversation:
             if self._ticks_silent <= self._silent_max:
                 return
             silent = f"nothing was heard of it for {self._ticks_silent * TICK_S:g} s"
+            # one that was only stopped is to know why
+            if self.handshake.state is State.JOINED:
+                self._put(Bye(self.id, silent))
+            else:
+                self._put(Reject(self.id, self.handshake.state.value, 0, silent))
             self._leave(f"the peer is gone: {silent}: its process ended or was stopped, or the network to it broke.")
         self._changed()
 

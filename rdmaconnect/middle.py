@@ -139,8 +139,9 @@ class Middle:
             yield from self._transfer(WrOpcode.SEND, source, deadline, f"send {length} bytes")
 
     def _why_too_long(self) -> str:
-        if self.ah is not None and self.max_send_size < self.peer.recv_size:
-            return f"the path MTU, {self.max_send_size} bytes, is the most that a datagram can carry. Use RC."
+        if self.ah is not None:
+            takes = f"the peer takes at most {self.max_send_size} in one message"
+            return f"{takes}: the path MTU is the most that a datagram can carry. Use RC."
         if self.max_send_size < self.peer.recv_size:
             ends = f"{self.local.port} and {self.peer.port}"
             return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."

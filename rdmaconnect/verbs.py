@@ -319,16 +319,25 @@ def ibv_get_device_list() -> tuple[Any, list[Any]]:
     return array, [array[i] for i in range(count.value)]
 
 
+#: descriptors that libibverbs has open at a time while it looks for devices
+_DESCRIPTORS = 4
+
+
 def _check_descriptor(name: str, doing: str) -> None:
     """Is there a descriptor left? Without one libibverbs finds nothing, and says otherwise or nothing.
 
     Raises:
         VerbsError: EMFILE, ENFILE.
     """
+    held: list[int] = []
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        for _ in range(_DESCRIPTORS):
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - those so far are closed
     except OSError as e:
         raise VerbsError(name, e.errno or errno.EIO, doing) from None
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def ibv_free_device_list(array: Any) -> None:

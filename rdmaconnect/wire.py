@@ -129,6 +129,10 @@ MAX_DOORS = 64
 MAX_DOOR = 16
 MAX_US = 2**53
 MAX_MS = 2**31 - 1
+#: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
+#: in their numbers and names counted
+MAX_CONTAINERS = 128 * 1024
+_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 TOKEN = 16
 
 
@@ -166,6 +170,9 @@ def decode(frame: bytes) -> Message | None:
     """
     if len(frame) > MAX_FRAME:
         raise RemoteProtocolError(f"decode: the peer's frame has {len(frame)} bytes, at most {MAX_FRAME} are taken.")
+    # these bytes begin the arrays and maps, of which each costs far more to make than to send; others may be like them
+    if len(frame) - len(frame.translate(None, _CONTAINERS)) > MAX_CONTAINERS:
+        raise RemoteProtocolError(f"decode: the peer's {len(frame)} bytes have too many arrays and maps in them.")
     try:
         body = msgpack.unpackb(frame, strict_map_key=True)
     except (ValueError, RecursionError, msgpack.UnpackException) as e:

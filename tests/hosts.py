@@ -15,6 +15,7 @@ from software.gid import raw_gid
 from tap import Tap, tapped
 
 import rdmaconnect
+from rdmaconnect import device
 from rdmaconnect.abi import QpState
 from rdmaconnect.endpoint import Gid
 from rdmaconnect.errors import (
@@ -100,15 +101,20 @@ def world() -> Iterator[World]:
         try:
             with ExitStack() as stack:
                 yield World(software, stack)
+            until(lambda: channels() == 0 and not software.left())
+            assert software.problems() == []
         finally:
             settle(software)
-        assert software.problems() == []
 
 
 def settle(software: Software) -> None:
-    """Wait for what goes on in the background: it must not meet the next device."""
+    """Wait for what goes on in the background, and close what a failed test left: it must not meet the next device."""
     with suppress(AssertionError):
         until(lambda: channels() == 0 and not software.left(), 5)
+    for context in list(device._opened.values()):
+        with suppress(Exception):
+            context._uses = 1
+            context.close()
 
 
 def pair_of(connection: Any) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from exchange_ends import channels, until
+from hosts import settle
 from samples import V1, gid, infiniband, roce
 from software import Device as SoftDevice
 from software import Port as SoftPort
@@ -260,10 +261,12 @@ def surgery(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
         clinic = Clinic(software, Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False))
         try:
             yield clinic
-        finally:
             clinic.close()
             until(lambda: channels() == 0 and not software.left())
-        assert software.problems() == []
+            assert software.problems() == []
+        finally:
+            clinic.close()
+            settle(software)
 
 
 THERE_GIDS = ("fe80::2", "10.0.0.2")

@@ -28,7 +28,7 @@ from rdmaconnect.errors import (
     StateError,
     VerbsError,
 )
-from rdmaconnect.messages import Bye, Hello, Ready, Reject, Reply, Target
+from rdmaconnect.messages import Beat, Bye, Hello, Ready, Reject, Reply, Target
 from rdmaconnect.wire import decode, encode
 
 __all__ = ["world"]  # a fixture of hosts
@@ -52,7 +52,10 @@ def port_of(world: World) -> int:
 
 
 def answer(end: Any) -> Any:
-    return decode(end.heard.next())
+    """What is said next, besides that the other side is there."""
+    while isinstance(message := decode(end.heard.next()), Beat):
+        pass
+    return message
 
 
 def test_a_target_that_the_listener_does_not_have_is_refused_in_words(world: World, hello: Hello) -> None:
@@ -160,7 +163,7 @@ def test_who_is_told_to_come_again_does_so_until_its_deadline_and_no_longer(worl
         before = time.monotonic()
         with pytest.raises(ConnectTimeout) as caught:
             rdmaconnect.connect(listener.url, device="here", probe=False, deadline_s=0.6)
-        assert time.monotonic() - before < 0.9
+        assert time.monotonic() - before < 0.6 + 1
         assert "it answered: busy: 1 connections are half open" in str(caught.value)
 
 
@@ -210,8 +213,8 @@ def test_one_that_says_that_it_is_there_may_take_as_long_as_it_said(
         slow.send(encode(replace(hello, id=b"s" * 16, beat_ms=1000, patience_ms=1500)))
         assert isinstance(answer(slow), Reply)
         before = time.monotonic()
-        while not isinstance(message := answer(slow), Reject):
-            assert type(message).__name__ == "Beat"
+        message = answer(slow)
+        assert isinstance(message, Reject)
         assert 1.2 < time.monotonic() - before < 3
         assert "It asked, and did not go on." in message.why
 
@@ -260,6 +263,7 @@ def test_connections_wait_to_be_accepted_in_their_order(world: World) -> None:
 def test_an_accept_in_vain_says_with_whom_it_failed(world: World) -> None:
     world.refuse("there", number=errno.EPERM)
     world.fails(PeerRejected)
+    until(lambda: world.listener._failures)
     with pytest.raises(ConnectTimeout) as caught:
         world.listener.accept(deadline_s=0)
     assert "Failed with 127.0.0.1: " in str(caught.value)
@@ -372,6 +376,7 @@ def test_what_was_prepared_when_connect_was_cancelled_is_freed(world: World) -> 
     async def main() -> None:
         task = asyncio.create_task(rdmaconnect.aconnect(world.tap.url, device="here", deadline_s=None))
         while not busy.is_set():
+            assert not task.done(), task
             await asyncio.sleep(0.005)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -31,12 +31,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def vain(port: int, seconds: float = 0.4, **options: Any) -> str:
+def vain(port: int, seconds: float = 1.0, **options: Any) -> str:
     """The words of a connect whose deadline passes."""
     before = time.monotonic()
     with pytest.raises(ConnectTimeout) as caught:
         rdmaconnect.connect(f"127.0.0.1:{port}", deadline_s=seconds, **options)
-    assert time.monotonic() - before < seconds + 0.3
+    assert time.monotonic() - before < seconds + 1
     return str(caught.value).removesuffix(
         " 127.0.0.1 is loopback, this host itself: a peer elsewhere has another address."
     )
@@ -161,7 +161,7 @@ def test_one_that_was_there_and_is_gone_is_told_with_what_is_there_now() -> None
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        words = vain(where.port, 0.8)
+        words = vain(where.port, 1.5)
         thread.join()
     assert "it was there and is gone: its process ended, or it was closed; now: " in words
     assert "refused" in words

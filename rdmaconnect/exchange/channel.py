@@ -358,7 +358,7 @@ class Channel:
         if hung_up and not self._filter.shaken:
             failed = f"the handshake with the peer at {self.address} failed"
             if self._keys is None:
-                return RemoteProtocolError(f"{failed}: is it rdmaconnect that calls?")
+                return PeerClosed(f"{failed}, or took too long: is it rdmaconnect there?")
             hint = "it has another key than this side expects, another secret, or a key that is not known here."
             return AuthenticationError(f"{failed}: {hint}")
         if hung_up:

@@ -122,7 +122,7 @@ class Link:
             dealer.set(zmq.MAXMSGSIZE, max_frame + (CURVE_ADDS if keys is not None else 0))
             dealer.set(zmq.RCVHWM, _QUEUE)
             dealer.set(zmq.SNDHWM, _QUEUE)
-            dealer.set(zmq.HANDSHAKE_IVL, 10000)
+            dealer.set(zmq.HANDSHAKE_IVL, 60_000)  # who waits has a shorter patience of its own
             dealer.set(zmq.HEARTBEAT_IVL, 0)
             # with -1 ZeroMQ would drop frames that came just before the end; the link is closed long before this
             dealer.set(zmq.RECONNECT_IVL, 2**31 - 1)

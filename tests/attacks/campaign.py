@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import statistics
 import subprocess
@@ -167,6 +168,37 @@ class Campaign:
         words += self.notes
         seconds = time.monotonic() - self.began
         return f"{self.name}: {'; '.join(words)}; peak {status('VmHWM') // 1024} MiB; {seconds:.1f} s"
+
+
+class Flat:
+    """What must not grow from one round to the next, once the first few have been."""
+
+    def __init__(self, counted: Campaign, warm: int) -> None:
+        self._counted, self._warm, self._rounds = counted, warm, 0
+        self._before = (0, 0, 0)
+
+    @staticmethod
+    def _now() -> tuple[int, int, int]:
+        gc.collect()
+        return descriptors(), threading.active_count(), status("VmRSS") // 1024
+
+    def round(self) -> None:
+        """One more is over."""
+        self._rounds += 1
+        if self._rounds == self._warm:
+            time.sleep(1.2)  # what was said last has a second to go out
+            self._before = self._now()
+
+    def check(self, more_mib: int = 24) -> None:
+        """Nothing has grown."""
+        before = self._before
+        until(lambda: self._now()[0] <= before[0] + 8, 8)
+        until(lambda: self._now()[1] <= before[1] + 2, 8)  # workers without work end after 5 s
+        now = self._now()
+        self._counted.note(f"descriptors, threads, MiB: {before} then, {now} at the end")
+        assert now[0] <= before[0] + 8
+        assert now[1] <= before[1] + 2
+        assert now[2] <= before[2] + more_mib
 
 
 class Machine:

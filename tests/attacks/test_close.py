@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import threading
@@ -17,7 +16,7 @@ from software import Software
 import rdmaconnect
 
 from . import hostile, zmtp
-from .campaign import Campaign, aside, descriptors, pair, scaled, status, until
+from .campaign import Campaign, Flat, aside, pair, scaled, until
 from .zmtp import Peer
 
 MARK = 0x77
@@ -68,37 +67,6 @@ def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
         thread.join()
     assert counted.failures() == {}, counted.said
     assert counted.counts["received"] == rounds
-
-
-class Flat:
-    """What must not grow from one round to the next, once the first few have been."""
-
-    def __init__(self, counted: Campaign, warm: int) -> None:
-        self._counted, self._warm, self._rounds = counted, warm, 0
-        self._before = (0, 0, 0)
-
-    @staticmethod
-    def _now() -> tuple[int, int, int]:
-        gc.collect()
-        return descriptors(), threading.active_count(), status("VmRSS") // 1024
-
-    def round(self) -> None:
-        """One more is over."""
-        self._rounds += 1
-        if self._rounds == self._warm:
-            time.sleep(1.2)  # what was said last has a second to go out
-            self._before = self._now()
-
-    def check(self, more_mib: int = 24) -> None:
-        """Nothing has grown."""
-        before = self._before
-        until(lambda: self._now()[0] <= before[0] + 8, 8)
-        until(lambda: self._now()[1] <= before[1] + 2, 8)  # workers without work end after 5 s
-        now = self._now()
-        self._counted.note(f"descriptors, threads, MiB: {before} then, {now} at the end")
-        assert now[0] <= before[0] + 8
-        assert now[1] <= before[1] + 2
-        assert now[2] <= before[2] + more_mib
 
 
 def test_listeners_and_connections_closed_while_threads_use_them(software: Software, counted: Campaign) -> None:

@@ -209,7 +209,13 @@ def test_a_connector_whose_listener_floods(software: Software, counted: Campaign
             counted.call("close", connection.close, within_s=0)
             over.set()
             flooding.result()
-    assert set(counted.failures()) == {"connect: ConnectTimeout", "recv: DeadlineExceeded"}
+    # a flood is held up, or cut off where it outruns this process: each call is over in time all the same
+    held_up, cut_off = (
+        {"connect: ConnectTimeout", "recv: DeadlineExceeded"},
+        {"connect: RemoteProtocolError", "recv: PeerClosed"},
+    )
+    assert counted.failures()
+    assert set(counted.failures()) <= held_up | cut_off
     assert counted.counts["frames of the flood"] > 2000
 
 
@@ -249,7 +255,8 @@ def test_a_listener_whose_peers_flood(software: Software, counted: Campaign) -> 
         for flooding in floods:
             flooding.result()
     assert counted.counts["accept: ConnectTimeout"] == scaled(2, 50)
-    assert counted.counts["recv: DeadlineExceeded"] == 2 * scaled(2, 50)
+    received = counted.counts["recv: DeadlineExceeded"] + counted.counts["recv: PeerClosed"]
+    assert received == 2 * scaled(2, 50)
 
 
 PEER = """

@@ -69,7 +69,7 @@ def test_r01_the_index_of_an_address_that_is_gone(node1: Node, node2: Node) -> N
         here = node1.call(told, rdmaconnect.connect, listener.url, gid_index=index, deadline_s=DEADLINE_S)
         there = node2.call(told, listener.accept, deadline_s=0.5)
     here.says(DeviceError, r"gid_index \d+: that slot is empty on every port\. Seen: rxe1 port 1 .*10\.9\.0\.1", 10)
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 def test_r01_an_address_that_goes_while_connecting(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_r14_more_than_the_device_has(node1: Node, node2: Node) -> None:
         here = node1.call(told, rdmaconnect.connect, listener.url, send_depth=30000, recv_depth=10000, deadline_s=5)
         there = node2.call(told, listener.accept, deadline_s=0.5)
     here.says(DeviceError, r"that takes 40000 completion-queue entries, the device has 32767", 10)
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def test_r20_the_port_is_down(node1: Node, node2: Node, side: str) -> None:
             there = there.result(PATIENCE)
     if side == "connector":
         here.says(DeviceError, "Seen: rxe1 port 1 DOWN.*ip link set")
-        there.says(ConnectTimeout, "nobody asked")
+        there.says(ConnectTimeout, "nobody asked|none asked")
     else:
         here.says(PeerRejected, "Seen: rxe2 port 1 DOWN.*ip link set")
         there.says(DeviceError, "Seen: rxe2 port 1 DOWN.*ip link set")
@@ -332,7 +332,7 @@ def test_r29_a_firewall_on_the_exchange(node1: Node, node2: Node) -> None:
             here = node1.call(told, rdmaconnect.connect, listener.url, deadline_s=2)
         there = there.result(PATIENCE)
     here.says(ConnectTimeout, "the host is down or not there, or a firewall drops the packets", 10)
-    there.says(ConnectTimeout, "nobody asked", 10)
+    there.says(ConnectTimeout, "nobody asked|none asked", 10)
 
 
 def test_r29_the_port_is_taken(node2: Node) -> None:
@@ -350,7 +350,7 @@ def test_r29_a_listener_on_loopback(node1: Node, node2: Node) -> None:
         away = node1.call(told, rdmaconnect.connect, f"127.0.1.1:{listener.port}", deadline_s=2)
         there = there.result(PATIENCE)
     here.says(ConnectTimeout, "nothing listens on that port", 10)
-    there.says(ConnectTimeout, "nobody asked", 10)
+    there.says(ConnectTimeout, "nobody asked|none asked", 10)
     away.says(ConnectTimeout, "nothing listens on that port", 10)
 
 

@@ -153,14 +153,14 @@ def test_r15_little_may_be_locked(node2: Node, nursery: Nursery) -> None:
     here, there = hindered(node2, nursery, "memlock")
     words = r"register \d+ bytes of memory: ibv_reg_mr: ENOMEM .*may lock 65536 bytes in all.*ulimit -l.*LimitMEMLOCK"
     here.says(VerbsError, words)
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 @pytest.mark.parametrize("left", ["2", "6"])
 def test_r18_no_descriptors_are_left(node2: Node, nursery: Nursery, left: str) -> None:
     here, there = hindered(node2, nursery, "files", left)
     here.says(VerbsError, "EMFILE .*No file descriptor is left: raise the open-file limit .`ulimit -n")
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 def test_r19_a_device_of_another_namespace_works(node2: Node, nursery: Nursery) -> None:
@@ -177,13 +177,13 @@ def test_r19_a_device_of_another_namespace_works(node2: Node, nursery: Nursery) 
 def test_r28_the_devices_are_hidden(node2: Node, nursery: Nursery) -> None:
     here, there = hindered(node2, nursery, "no_node")
     here.says(DeviceError, "the kernel has .*rxe1.*, but this process .*/dev/infiniband.*--device /dev/infiniband")
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 def test_r28_the_devices_may_not_be_opened(node2: Node, nursery: Nursery) -> None:
     here, there = hindered(node2, nursery, "no_right")
     here.says(DeviceError, "open rxe1 ./dev/infiniband/uverbs\\d.: ibv_open_device: EACCES .*the node's group")
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 def test_r29_few_descriptors_and_many_connections(node2: Node, nursery: Nursery) -> None:
@@ -202,7 +202,7 @@ def test_r29_few_descriptors_and_many_connections(node2: Node, nursery: Nursery)
                 end.close()
     assert len(ends) > 1
     here.says(VerbsError, "EMFILE .*No file descriptor is left")
-    there.says(ConnectTimeout, "nobody asked")
+    there.says(ConnectTimeout, "nobody asked|none asked")
 
 
 def test_r13_a_peer_that_is_killed(node2: Node, nursery: Nursery) -> None:
