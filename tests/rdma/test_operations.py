@@ -295,9 +295,7 @@ def test_a_closed_region_is_refused_by_the_device(fresh: Pair) -> None:
     whole = mr.sge(0, 16)
     piece = type(whole)(whole.addr, whole.length, whole.lkey)  # the numbers alone: the object would be refused here
     mr.close()
-    with pytest.raises(StateError, match="MR of 100 bytes is closed"):
-        do(fresh.here, lambda wr: wr.send(1, sge=piece))
-    do(fresh.here, lambda wr: wr.send(1, sge=type(piece)(piece.addr, 16, piece.lkey)))  # nobody knows whose it is
+    do(fresh.here, lambda wr: wr.send(1, sge=piece))
     # the latter two are rxe's words for it, on Linux 7.2 and 6.1
     fresh.here.wait(1, WcStatus.LOC_PROT_ERR, WcStatus.WR_FLUSH_ERR, WcStatus.LOC_QP_OP_ERR)
 
