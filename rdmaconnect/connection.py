@@ -29,11 +29,12 @@ class Connection(Middle):
 
         Args:
             data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is sent without a
-                copy; at most ``peer.recv_size`` bytes, and over UD the path MTU.
+                copy; at most ``max_send_size`` bytes: what the peer's receives take, the ports' longest message,
+                and over UD the path MTU.
             deadline_s: seconds.
 
         Raises:
-            ValueError: longer than what the peer takes.
+            ValueError: longer than that, or an :class:`MR` of another connection.
             DeadlineExceeded: the peer posted no receive in time; the message may still arrive.
             CompletionError: the transfer failed.
             PeerClosed, StateError: the connection is closed.
@@ -85,6 +86,8 @@ class Connection(Middle):
     ) -> None:
         """Write into the peer's memory; over RC, wait until it is there. Without ``imm`` the peer is not told.
 
+        What is longer than the ports' longest message goes in several, one after the other.
+
         Args:
             data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is written without
                 a copy.
@@ -95,7 +98,8 @@ class Connection(Middle):
             deadline_s: seconds.
 
         Raises:
-            ValueError: it does not fit into the region, or ``imm`` into 32 bits.
+            ValueError: it does not fit into the region, or ``imm`` into 32 bits; or an :class:`MR` of another
+                connection.
             KeyError: no region of that name.
             CompletionError: REM_ACCESS_ERR where the region is closed or may not be written; after that
                 the connection is of no more use.
@@ -145,7 +149,8 @@ class Connection(Middle):
             The bytes, or None if ``into`` was given.
 
         Raises:
-            ValueError: outside of the region, or ``into`` is read-only or shorter than ``length``.
+            ValueError: outside of the region, or ``into`` is read-only, shorter than ``length``, or an :class:`MR`
+                of another connection.
             StateError: closed, or not RC, the only type with RDMA read.
             KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
 
@@ -188,7 +193,11 @@ class Connection(Middle):
         run_apart(self._reconnect(deadline_s))
 
     def close(self) -> None:
-        """Tell the peer, flush what is outstanding, free everything. Twice is fine."""
+        """Tell the peer, flush what is outstanding, free everything. Twice is fine.
+
+        Raises:
+            VerbsError: something could not be freed: it names all that stays. Close again later.
+        """
         run_apart(self._closing())
 
     def __enter__(self) -> Connection:

@@ -125,6 +125,7 @@ class PortAddress:
         pkeys: partition keys by value, 16 bits each, in table order; 0 for an empty slot.
         max_rd_atomic: RDMA reads and atomics that this end can have outstanding, 0 to 255.
         max_dest_rd_atomic: of these, how many this end can answer at once, 0 to 255.
+        max_msg_sz: bytes of its longest message, 32 bits; 0 if it is not told.
     """
 
     device: str
@@ -137,8 +138,10 @@ class PortAddress:
     pkeys: tuple[int, ...] = (0xFFFF,)
     max_rd_atomic: int = 1
     max_dest_rd_atomic: int = 1
+    max_msg_sz: int = 0
 
     def __post_init__(self) -> None:
+        _within("max_msg_sz", self.max_msg_sz, 0, 2**32 - 1)
         _within("port_num", self.port_num, 1, 254)
         _within("lid", self.lid, 0, 0xFFFF)
         _within("active_mtu", self.active_mtu, 1, 5, "an ibv_mtu code")

@@ -347,8 +347,7 @@ class Owned:
         if any(ref() is None for ref in list(self._children.values())):
             return
         if self._must_wait():
-            for parent in self._parents:
-                parent._children[id(self)] = lambda: self
+            self._stay(lambda: self)
             return
         refused: list[RdmaConnectError] = []
         self._close(refused, wait)
@@ -356,12 +355,19 @@ class Owned:
             return
         if all(isinstance(e, StateError) for e in refused):
             _later.append(self)
-            for parent in self._parents:  # who has lost sight of it, and may be closed before
-                parent._children[id(self)] = weakref.ref(self)
+            self._stay(weakref.ref(self))
             return
         _kept[id(self)] = self
+        self._stay(weakref.ref(self))
         why = together(f"close {self.name}", refused)
         warnings.warn(f"forgotten, and kept for good: {why}", ResourceWarning, stacklevel=2)
+
+    def _stay(self, ref: Callable[[], Owned | None]) -> None:
+        """Be the parents' child again, who have lost sight of it, and may be closed before."""
+        for parent in self._parents:
+            parent._children[id(self)] = ref
+        if self._pointer is None:  # closed meanwhile, by a thread that still saw it
+            self._leave()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' closed' if self.closed else ''}>"

@@ -101,8 +101,8 @@ class Middle:
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
             self._lane.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
-        #: bytes of the longest message that the port may send
-        self._longest = min(self._prepared.port.max_msg_sz, LONGEST)
+        #: bytes of the longest message between the two ports, as far as they are told
+        self._longest = min(LONGEST, *(end.port.max_msg_sz or LONGEST for end in (self.local, self.peer)))
         most = min(self.peer.recv_size, self._longest)
         self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
         self._stage_size = min(self.max_send_size, _STAGE_MAX)
@@ -148,9 +148,8 @@ class Middle:
             takes = f"the peer takes at most {self.max_send_size} in one message"
             return f"{takes}: the path MTU is the most that a datagram can carry. Use RC."
         if self.max_send_size < self.peer.recv_size:
-            return (
-                f"{self.local.port} sends at most {self.max_send_size} in one message. Use write(), which divides it."
-            )
+            ends = f"{self.local.port} and {self.peer.port}"
+            return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."
         most = self.max_send_size
         return f"the peer takes at most {most} in one message. Give the peer a larger recv_size, or use write()."
 

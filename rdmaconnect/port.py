@@ -180,6 +180,7 @@ class Port:
             pkeys=self.pkeys,
             max_rd_atomic=min(attr.max_qp_init_rd_atom, most, 255),
             max_dest_rd_atomic=min(attr.max_qp_rd_atom, most, 255),
+            max_msg_sz=self.max_msg_sz,
         )
 
     @classmethod

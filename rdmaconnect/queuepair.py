@@ -53,6 +53,9 @@ _RESET, _RTS = QpState.RESET, QpState.RTS
 class QueuePair(Owned):
     """A queue pair, in RESET when made.
 
+    Any thread may use it, one at a time: who posts, asks or closes waits for who moves it, which takes seconds at
+    most (INIT to RTR on RoCE).
+
     Args:
         pd: its protection domain.
         send_cq, recv_cq: where its completions go; may be the same.

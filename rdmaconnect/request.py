@@ -58,6 +58,8 @@ _PLAIN = frozenset((WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ))
 class SendRequest(Work):
     """A send work request, built once and posted many times; each operation replaces what it was before.
 
+    It is of one thread at a time, and so is a :class:`RecvRequest`.
+
     Attributes:
         wr: ``struct ibv_send_wr *`` as ctypes gives it.
         work: the operation, or None after :meth:`fill`.

@@ -28,7 +28,8 @@ hello (connector to listener) and reply (listener to connector) have besides
     port    map    dev text, num, ll (``IBV_LINK_LAYER_*``), lid, mtu (``ibv_mtu``), grh bool,
                    pkeys array of int, ord (RDMA reads and atomics this end issues at once), ird
                    (those it answers at once), gids array of [gid bin 16, ``ibv_gid_type``, index,
-                   netdev text]; index and netdev are for messages to people only
+                   netdev text]; index and netdev are for messages to people only; msz, which may be
+                   missing (``max_msg_sz``)
     rsz     int    payload bytes that each posted receive takes
     mem     map    name -> [addr, length, rkey], at most 256 named memory regions
     data    bin    the application's own, at most 4096 bytes
@@ -276,6 +277,7 @@ def _put_port(port: PortAddress) -> dict[str, Any]:
         "ord": port.max_rd_atomic,
         "ird": port.max_dest_rd_atomic,
         "gids": [_put_gid(entry) for entry in port.gids],
+        **_put_given(msz=port.max_msg_sz),
     }
 
 
@@ -291,6 +293,7 @@ def _take_port(body: Any) -> PortAddress:
         max_rd_atomic=_get(body, "ord", int),
         max_dest_rd_atomic=_get(body, "ird", int),
         gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
+        max_msg_sz=_take_given(body, "msz", 2**32 - 1),
     )
 
 
@@ -391,7 +394,7 @@ def _put_given(**values: int | bytes) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value}
 
 
-def _take_ms(body: Any, key: str, most: int, least: int = 0) -> int:
+def _take_given(body: Any, key: str, most: int, least: int = 0) -> int:
     return _int(body, key, most, least) if key in body else 0
 
 
@@ -421,7 +424,7 @@ def _take_hello(ident: bytes, body: Any) -> Hello:
     prev, target = _optional_bytes(body, "prev", 16), _take_target(_value(body, "want"))
     return Hello(
         ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool),
-        _take_ms(body, "beat", 60_000, 100), _take_ms(body, "patience", MAX_MS),
+        _take_given(body, "beat", 60_000, 100), _take_given(body, "patience", MAX_MS),
     )  # fmt: skip
 
 
@@ -441,7 +444,7 @@ def _take_reply(ident: bytes, body: Any) -> Reply:
     token = _bytes(body, "token", TOKEN, TOKEN) if "token" in body else b""
     return Reply(
         ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body), token,
-        _take_ms(body, "beat", 60_000, 100),
+        _take_given(body, "beat", 60_000, 100),
     )  # fmt: skip
 
 
@@ -452,7 +455,7 @@ def _put_reject(m: Reject) -> dict[str, Any]:
 
 def _take_reject(ident: bytes, body: Any) -> Reject:
     words = _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
-    return Reject(ident, *words, _take_ports(body), _take_ms(body, "again", 60_000))
+    return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000))
 
 
 #: each type's name, how it is written, how it is read

@@ -430,3 +430,47 @@ def test_what_must_wait_is_kept_by_its_parents(freed: list[Any]) -> None:
     with pytest.warns(ResourceWarning, match="p was never closed"):
         gc.collect()
     assert freed[2:] == ["child", "parent"]
+
+
+@pytest.mark.parametrize("how", ["must wait", "busy", "refused"])
+def test_what_is_closed_by_a_thread_while_it_is_being_forgotten_leaves_its_parents(freed: list[Any], how: str) -> None:
+    """Else these would wait for it, and never be freed."""
+
+    class Closed(Thing):
+        def _closed_elsewhere(self) -> None:
+            if not freed:
+                with running(lambda: Thing.close(self)):
+                    pass
+
+        def _must_wait(self) -> bool:
+            self._closed_elsewhere()
+            return how == "must wait"
+
+        def _close(self, refused: Any, wait: bool = True) -> None:
+            super()._close(refused, wait)
+            if not wait:
+                refused += {"busy": [StateError("busy")], "refused": [VerbsError("x", errno.EBUSY)]}[how]
+
+    parent = Thing("parent", "p")
+    with pytest.warns(ResourceWarning, match="c was never closed|kept for good"):
+        forget([Closed("child", "c", (parent,))])
+    assert freed == ["child"]
+    assert parent._children == {}
+    parent.close()
+    assert freed == ["child", "parent"]
+    handle._later.clear()
+
+
+def test_what_is_kept_for_good_is_still_closed_with_its_parents(freed: list[Any]) -> None:
+    parent = Thing("parent", "p")
+    things = [Thing("child", "c", (parent,))]
+    things[0].refuses = errno.EBUSY
+    with pytest.warns(ResourceWarning, match="c was never closed|kept for good: close c: ibv_destroy_thing: EBUSY"):
+        collect_together(things)  # type: ignore[arg-type]
+    with pytest.raises(VerbsError, match=r"close c: .*EBUSY"):
+        parent.close()
+    (child,) = handle._kept.values()
+    child.refuses = 0  # type: ignore[attr-defined]
+    parent.close()
+    assert freed == ["child", "parent"]
+    assert handle._kept == {}

@@ -305,10 +305,26 @@ def test_a_send_longer_than_the_port_s_longest_message_is_refused() -> None:
             assert here.max_send_size == 4096
             here.send(b"x" * 4096)
             assert len(there.recv(deadline_s=5)) == 4096
-            with pytest.raises(ValueError, match=r"4097 bytes: soft0 port 1 sends at most 4096 in one message. Use w"):
+            with pytest.raises(ValueError, match=r"4097 bytes: .* take at most 4096 in one message. Use write"):
                 here.send(b"x" * 4097)
             with here.register(bytearray(5000)) as mr, pytest.raises(ValueError, match="at most 4096"):
                 here.send(mr)
+        assert software.problems() == []
+
+
+def test_the_path_takes_no_longer_message_than_either_port() -> None:
+    devices = [Device("soft0", [Port(max_msg_sz=1 << 20)]), Device("soft1", [Port(["127.0.0.2"], max_msg_sz=5000)])]
+    far = bytearray(20_000)
+    with Software(devices) as software:
+        lengths: list[int] = []
+        listen = {"device": "soft1", "regions": {"far": far}, "recv_size": 10_000}
+        with connected(listen=listen, device="soft0") as (here, _):
+            assert here.max_send_size == 5000
+            software.on("ibv_post_send", before=lambda call: lengths.append(sum(s.length for s in pieces(call["wr"]))))
+            here.write(b"x" * 20_000, "far")
+            assert (far, lengths) == (b"x" * 20_000, [5000] * 4)
+            with pytest.raises(ValueError, match="soft0 port 1 and soft1 port 1 take at most 5000 in one message"):
+                here.send(bytes(5001))
         assert software.problems() == []
 
 

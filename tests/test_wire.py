@@ -219,6 +219,18 @@ def test_the_small_messages_are_the_maps_that_the_specification_says() -> None:
     assert MAPS["bye"] == {"v": 1, "t": "bye", "id": ID, "why": "close"}
 
 
+def test_the_longest_message_of_a_port_is_told_if_it_is_known() -> None:
+    (end,) = VALUES["hello"].ends  # type: ignore[union-attr]
+    told = replace(VALUES["hello"], ends=(replace(end, port=replace(end.port, max_msg_sz=1 << 23)),))
+    body = msgpack.unpackb(encode(told))
+    assert body["port"].pop("msz") == 1 << 23
+    assert body == MAPS["hello"], "a peer of an earlier release reads the rest"
+    assert decode(encode(told)) == told
+    for wrong in (-1, 2**32, "1", None):
+        with pytest.raises(RemoteProtocolError, match="msz"):
+            decode(pack(MAPS["hello"] | {"port": MAPS["hello"]["port"] | {"msz": wrong}}))
+
+
 # ---- what survives the way
 
 
