@@ -116,7 +116,8 @@ def ibv_alloc_parent_domain(world: Any, context: Context, attr: Any) -> ParentPd
         raise Refused(errno.EINVAL)
     made = ParentPd(world, pd, pointed(attr, "td", "ibv_td"))
     if attr.comp_mask:
-        made.use(attr.alloc, attr.free)
+        # of a struct's field that is a function, ctypes gives no copy, and the struct is the caller's
+        made.use(*(type(f)(ctypes.cast(f, ctypes.c_void_p).value) for f in (attr.alloc, attr.free)))
     return made
 
 
