@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from conftest import NETNS, PATIENCE, Node
@@ -49,8 +50,8 @@ def hosts(node1: Node) -> Iterator[list[Node]]:
     try:
         for node in made:
             end = time.monotonic() + PATIENCE
-            gid = f"/sys/class/infiniband/{node.device}/ports/1/gids/1"
-            while "ffff:0a09" not in open(gid).read():  # noqa: SIM115
+            gid = Path(f"/sys/class/infiniband/{node.device}/ports/1/gids/1")
+            while "ffff:0a09" not in gid.read_text():
                 assert time.monotonic() < end, f"{node.device} has no address"
                 time.sleep(0.1)
         yield [Node(1, threads=EACH), *made]
