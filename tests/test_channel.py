@@ -33,7 +33,7 @@ from test_zmtp import READY, greeting
 
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError, StateError, VerbsError
 from rdmaconnect.exchange import channel as channel_module
-from rdmaconnect.exchange import link, service
+from rdmaconnect.exchange import budget, link, service
 from rdmaconnect.exchange.channel import SMALL_FRAME, Channel
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +108,8 @@ def test_many_peers_at_once_each_have_their_own(there: Place) -> None:
             assert here.heard.all() == []
 
 
-def test_any_thread_may_send() -> None:
+def test_any_thread_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EARNED", 1e9)
     with both() as (here, there):
         answers = [threading.Semaphore(UNDER_WAY // 4) for _ in range(4)]
         there.heard.on_frame = lambda frame: answers[frame[0]].release()
@@ -421,7 +422,8 @@ def test_a_peer_that_does_not_read_ends_it_and_holds_up_nobody() -> None:
         assert "does not read what is sent to it" in str(error)
 
 
-def test_an_application_that_is_slow_with_frames_loses_none() -> None:
+def test_an_application_that_is_slow_with_frames_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "EARNED", 1e9)
     with both() as (here, there):
         room = threading.Semaphore(UNDER_WAY)
         there.heard.on_frame = lambda frame: (time.sleep(0.001), room.release())
