@@ -32,8 +32,8 @@ from exchange_ends import (
 from test_zmtp import READY, greeting
 
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError, StateError, VerbsError
-from rdmaconnect.exchange import channel as channel_module
 from rdmaconnect.exchange import budget, link, service
+from rdmaconnect.exchange import channel as channel_module
 from rdmaconnect.exchange.channel import SMALL_FRAME, Channel
 
 ROOT = Path(__file__).parents[1]
