@@ -20,7 +20,9 @@ from .mutations import bytewise, mutated
 from .zmtp import Peer
 
 #: frames in all: a million at full scale
-TO_LISTENERS, TO_CONNECTORS = scaled(600, 750_000), scaled(300, 250_000)
+TO_LISTENERS, TO_CONNECTORS = scaled(1200, 750_000), scaled(600, 250_000)
+#: peers at the same time: most of the time each of them waits
+PEERS = 8
 SEED = int(os.environ.get("RDMACONNECT_CAMPAIGN_SEED", SCALE))
 
 
@@ -87,13 +89,15 @@ def visit(chance: random.Random, port: int, packed: list[bytes]) -> bool:
 
 @pytest.mark.parametrize("probe", [True, False], ids=["probe", "no probe"])
 def test_mutated_frames_to_a_live_listener(software: Software, counted: Campaign, probe: bool) -> None:
-    chance, over = random.Random(SEED), threading.Event()
+    over = threading.Event()
     with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
 
         def accept() -> None:
+            turn = 0
             while not over.is_set():
+                turn += 1
                 try:
-                    connection = listener.accept(deadline_s=0.2, tolerant=chance.random() < 0.5)
+                    connection = listener.accept(deadline_s=0.2, tolerant=turn % 2 == 0)
                 except rdmaconnect.StateError:
                     if listener.closed:
                         return
@@ -109,76 +113,86 @@ def test_mutated_frames_to_a_live_listener(software: Software, counted: Campaign
                 with connection:
                     repr((connection, connection.trace, connection.path.why, connection.lost))
 
+        def send(seed: int) -> None:
+            chance, sent, connections = random.Random(seed), 0, 0
+            while sent < TO_LISTENERS // 2 // PEERS:
+                packed = frames(chance)
+                counted.count("replies", visit(chance, listener.port, packed))
+                sent += len(packed)
+                connections += 1
+                if connections % 500 == 0:
+                    connection = counted.call("an honest connect", rdmaconnect.connect, listener.url, deadline_s=20)
+                    connection.close()
+            counted.count("frames", sent)
+            counted.count("connections", connections)
+
         accepting = [aside(accept) for _ in range(2)]
-        sent = connections = 0
-        while sent < TO_LISTENERS // 2:
-            packed = frames(chance)
-            counted.count("replies", visit(chance, listener.port, packed))
-            sent += len(packed)
-            connections += 1
-            if connections % 500 == 0:
-                connection = counted.call("an honest connect", rdmaconnect.connect, listener.url, deadline_s=20)
-                connection.close()
+        for sending in [aside(send, PEERS * SEED + i) for i in range(PEERS)]:
+            sending.result()
         over.set()
         for one in accepting:
             one.result()
         for end in pair(listener):
             end.close()
-    counted.count("frames", sent)
-    counted.count("connections", connections)
     assert counted.counts["accepted"] > 0
     assert until(lambda: software.left() == {}, 30)
 
 
-def test_mutated_replies_to_connectors(software: Software, counted: Campaign) -> None:
-    chance = random.Random(SEED)
-    server = socket.create_server(("127.0.0.1", 0))
-    server.settimeout(2)
-    sent = 0
-
-    def answer() -> int:
-        """One connector's listener; how many frames it has sent."""
-        try:
-            sock = server.accept()[0]
-        except OSError:
-            return 0
-        sock.settimeout(2)
-        peer = Peer(sock)
-        number = 0
-        with sock, contextlib.suppress(OSError):
-            peer.shake()
-            asked = msgpack.unpackb(peer.recv())
-            reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, doors=[["x", 1]])
-            reject = {
-                "v": 1, "t": "reject", "id": asked["id"], "stage": "x", "errno": chance.choice((0, 110, 22)),
-                "why": "no", "ports": [hostile.port()], "again": chance.choice((0, 10)),
-            }  # fmt: skip
-            first = reject if chance.random() < 0.2 else reply
-            number = 1
-            peer.send(mutated(chance, first, chance.choice((0, 1, 1, 2, 3))))
-            if chance.random() < 0.5:
-                peer.recv()
-            for kind in chance.choice((("joined", "proof", "bye"), ("proof",), ("beat", "beat", "bye"), ("reply",))):
-                body = {"v": 1, "t": kind, "id": asked["id"], "why": "so", "doors": []}
-                peer.send(mutated(chance, body, chance.choice((0, 0, 1))))
-                number += 1
+def answer(chance: random.Random, server: socket.socket) -> int:
+    """One connector's listener; how many frames it has sent."""
+    try:
+        sock = server.accept()[0]
+    except OSError:
+        return 0
+    sock.settimeout(2)
+    peer = Peer(sock)
+    number = 0
+    with sock, contextlib.suppress(OSError):
+        peer.shake()
+        asked = msgpack.unpackb(peer.recv())
+        reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, doors=[["x", 1]])
+        reject = {
+            "v": 1, "t": "reject", "id": asked["id"], "stage": "x", "errno": chance.choice((0, 110, 22)),
+            "why": "no", "ports": [hostile.port()], "again": chance.choice((0, 10)),
+        }  # fmt: skip
+        first = reject if chance.random() < 0.2 else reply
+        number = 1
+        peer.send(mutated(chance, first, chance.choice((0, 1, 1, 2, 3))))
+        if chance.random() < 0.5:
             peer.recv()
-        return number
+        for kind in chance.choice((("joined", "proof", "bye"), ("proof",), ("beat", "beat", "bye"), ("reply",))):
+            body = {"v": 1, "t": kind, "id": asked["id"], "why": "so", "doors": []}
+            peer.send(mutated(chance, body, chance.choice((0, 0, 1))))
+            number += 1
+        peer.recv()
+    return number
 
-    url = f"127.0.0.1:{server.getsockname()[1]}"
-    with server:
-        while sent < TO_CONNECTORS:
-            answering = aside(answer)
-            made = counted.call(
-                "connect", rdmaconnect.connect, url, deadline_s=0.04, within_s=0.04, probe=chance.random() < 0.3,
-                qp_type=chance.choice(("RC", "UC", "UD")), count=chance.choice((1, 1, 2)),
-            )  # fmt: skip
-            for connection in made or ():
-                with connection:
-                    repr((connection, connection.trace, connection.path.why, connection.lost, connection.max_send_size))
-                    with contextlib.suppress(rdmaconnect.RdmaConnectError):
-                        connection.send(b"x", deadline_s=0)
-            sent += answering.result()
-            counted.count("connects")
-    counted.count("frames", sent)
+
+def test_mutated_replies_to_connectors(software: Software, counted: Campaign) -> None:
+    def be_called(seed: int) -> None:
+        chance, sent = random.Random(seed), 0
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(2)
+            while sent < TO_CONNECTORS // PEERS:
+                answering = aside(answer, chance, server)
+                call(chance, f"127.0.0.1:{server.getsockname()[1]}")
+                sent += answering.result()
+        counted.count("frames", sent)
+
+    def call(chance: random.Random, url: str) -> None:
+        made = counted.call(
+            "connect", rdmaconnect.connect, url, deadline_s=0.1, within_s=0.1, probe=chance.random() < 0.3,
+            qp_type=chance.choice(("RC", "UC", "UD")), count=chance.choice((1, 1, 2)),
+        )  # fmt: skip
+        counted.count("connects")
+        for connection in made or ():
+            with connection:
+                repr((connection, connection.trace, connection.path.why, connection.lost, connection.max_send_size))
+                with contextlib.suppress(rdmaconnect.RdmaConnectError):
+                    connection.send(b"x", deadline_s=0)
+
+    for being in [aside(be_called, PEERS * SEED + i) for i in range(PEERS)]:
+        being.result()
+    assert counted.counts["connect: ok"] > 0
+    assert counted.counts["frames"] >= TO_CONNECTORS // PEERS * PEERS
     assert until(lambda: software.left() == {}, 30)
