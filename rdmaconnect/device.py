@@ -21,6 +21,7 @@ from .events import AsyncEvents
 from .fork import in_child, over_fork
 from .gidtable import LACKING, GidSlot, gid_attribute, read_gid_table
 from .handle import Owned, exclusive
+from .interfaces import interface_index
 from .port import Port
 
 __all__ = ["Context", "GidSlot", "Port", "device_names", "gid_is_here", "open_device", "rank_ports", "source_addresses"]
@@ -378,7 +379,7 @@ def gid_is_here(entry: GidEntry) -> bool:
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            scope = socket.if_nametoindex(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
+            scope = interface_index(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
             probe.bind((str(address), 0) if address.version == 4 else (str(address), 0, 0, scope))
         except OSError:
             return False

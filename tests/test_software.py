@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import select
+import socket
 import threading
 import time
 
@@ -25,7 +26,7 @@ from rdmaconnect.abi import (
 )
 from rdmaconnect.completion import CQ
 from rdmaconnect.device import device_names, gid_is_here, open_device, rank_ports
-from rdmaconnect.endpoint import Gid, Options, RemoteRegion
+from rdmaconnect.endpoint import Gid, GidEntry, Options, RemoteRegion
 from rdmaconnect.errors import LibraryError, ModifyError, PostError, VerbsError
 from rdmaconnect.memory import MR, PD, Sge
 from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
@@ -304,3 +305,11 @@ def test_memory_that_is_not_there_is_not_registered(software: Software) -> None:
         mr = MR(pd, bytearray(8))
         mr.reregister(buffer=bytearray(16), access=AccessFlags.LOCAL_WRITE)
         assert len(mr) == 16
+
+
+def test_no_interface_is_asked_for_by_name(software: Software, monkeypatch: pytest.MonkeyPatch) -> None:
+    # where it is not in this namespace, as that of another container's device, the kernel looks for a module: 0.3 s
+    monkeypatch.setattr(socket, "if_nametoindex", lambda name: pytest.fail("asked by name"))
+    there = GidEntry(Gid.parse("fe80::1"), GidType.ROCE_V2, 0, "elsewhere0")
+    assert not gid_is_here(there)
+    assert rank_ports(Options(), "127.0.0.1")

@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..interfaces import interface_index
+
 __all__ = ["Route", "neighbour", "rdma_system", "route"]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -135,9 +137,12 @@ def route(source: Address, target: Address, netdev: str) -> Route | None:
     bits = target.max_prefixlen
     body = struct.pack("=BBBBBBBBI", family, bits, bits, 0, 0, 0, 0, 0, 0)
     body += _attribute(_RTA_DST, target.packed) + _attribute(_RTA_SRC, source.packed)
+    if netdev:
+        try:
+            body += _attribute(_RTA_OIF, struct.pack("=I", interface_index(netdev)))
+        except OSError:  # another namespace's
+            return None
     try:
-        if netdev:
-            body += _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(netdev)))
         answers = _ask(_ROUTE, _GETROUTE, body)
     except OSError as e:
         return Route(errno=e.errno) if e.errno else None
@@ -156,7 +161,7 @@ def neighbour(target: Address, netdev: str) -> str:
     """
     family = socket.AF_INET if target.version == 4 else socket.AF_INET6
     try:
-        index = socket.if_nametoindex(netdev)
+        index = interface_index(netdev)
         answers = _ask(_ROUTE, _GETNEIGH, struct.pack("=BxxxiHBB", family, 0, 0, 0, 0), _DUMP)
     except OSError:
         return ""
