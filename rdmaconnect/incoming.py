@@ -33,7 +33,7 @@ log = logging.getLogger("rdmaconnect")
 HALF_OPEN_S = 10.0
 #: and for each queue pair of its hello besides
 HALF_OPEN_EACH_S = 0.1
-#: the same for one that goes on saying that it is there, at most
+#: for one that goes on saying that it is there: where others wait for its place, and for a proof
 PATIENCE_MAX_S = 120.0
 #: seconds between two looks at a proof that is under way
 LOOK_S = 0.2
@@ -128,6 +128,11 @@ class Incoming:
         self._stopped = self._stopped or error
         self.wake()
 
+    @property
+    def age_s(self) -> float:
+        """Seconds since its hello came."""
+        return self._age.waited_s
+
     def renew(self) -> None:
         """Its peer has its time from now on: it had to wait for this side."""
         self.deadline = Deadline(HALF_OPEN_S, ConnectTimeout)
@@ -185,8 +190,7 @@ class Incoming:
 
     def _check_time(self, stage: str, hint: str) -> None:
         """One that says that it is there, and has said how long it waits, may take longer."""
-        patience_s = min(self.hello.patience_ms / 1000, PATIENCE_MAX_S)
-        if self.deadline.left_s <= 0 and self.conversation.alive and self._age.waited_s < patience_s:
+        if self.deadline.left_s <= 0 and self.conversation.alive and self.age_s < self.hello.patience_ms / 1000:
             return
         self.deadline.check(stage, hint)
 

@@ -32,7 +32,7 @@ from .exchange.acceptor import Acceptor, descriptors_are_scarce
 from .exchange.channel import SMALL_FRAME, Channel
 from .exchange.url import loopback_of
 from .handshake import NO_ID, Handshake, Role, State
-from .incoming import LOOK_S, Incoming
+from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
 from .messages import Hello, Reject
 from .middle import M, Middle
 from .prepare import Prepared
@@ -52,7 +52,7 @@ MAX_HALF_OPEN, MAX_QPS = 1024, 16384
 #: a hello for more queue pairs than this is a large one: such may take three quarters of the room, one at a time
 LARGE = 64
 #: where there is no room left, a connector that says nothing for so long, seconds, loses its place
-SILENT_S = 2.0
+SILENT_S = 6.0
 #: a connector that finds no room may ask again after so many milliseconds
 _AGAIN_MS = 200
 #: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
@@ -80,6 +80,8 @@ class _Connector:
         self._next: Hello | None = None
 
     def took(self, frame: bytes) -> None:
+        if self.conversation is not None and self.conversation.beats(frame):
+            return
         try:
             message = decode(frame)
         except RdmaConnectError as e:
@@ -193,12 +195,12 @@ class ListenerCore(Generic[M]):
         conversation.attach(channel)
         with self._lock:
             words = "the listener was closed" if self._closed else self._no_room(len(hello.ends))
-            silent = self._silent() if words and not self._closed else []
+            overdue = self._overdue() if words and not self._closed else []
             if not words:
                 incoming = Incoming(self, channel, conversation)
                 self._incoming[incoming] = len(hello.ends)
-        for one in silent:
-            one.stop(StateError(f"nothing was heard of it for {SILENT_S:g} s, and others wait."))
+        for one in overdue:
+            one.stop(StateError(f"it has not gone on for {one.age_s:.0f} s, and others wait."))
         if words:
             log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
             again_ms = 0 if self._closed else _AGAIN_MS
@@ -229,9 +231,10 @@ class ListenerCore(Generic[M]):
             return f"{qps} queue pairs are half open or wait to be accepted: there is no room for {count} more"
         return ""
 
-    def _silent(self) -> list[Incoming]:
-        """Those that were replied to and have said nothing since, though it would have taken them no time."""
-        return [one for one in self._incoming if one.state is State.ANSWERED and one.channel.silent_s > SILENT_S]
+    def _overdue(self) -> list[Incoming]:
+        """Those that were replied to and have not gone on: in silence, or for very long."""
+        answered = [one for one in self._incoming if one.state is State.ANSWERED]
+        return [one for one in answered if one.channel.silent_s > SILENT_S or one.age_s > PATIENCE_MAX_S]
 
     def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""

@@ -140,6 +140,8 @@ class _Caller:
         self.conversation: Conversation | None = None
 
     def took(self, frame: bytes) -> None:
+        if self.conversation is not None and self.conversation.beats(frame):
+            return
         try:
             message = decode(frame)
         except RdmaConnectError as e:

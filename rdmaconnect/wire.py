@@ -53,8 +53,8 @@ reply
 
 hello and reply may have besides
     beat    int    milliseconds, 100 to 60,000: the sender says ``beat`` so often, from its reply or its taking of
-                   the reply on, whatever its application is at. A peer that announced it and is silent for ten
-                   of them, and 10 s at least, is gone. To a peer that announced none no beat and no joined is sent.
+                   the reply on, whatever its application is at. A peer that announced it and is silent for three
+                   of them, and 15 s at least, is gone. To a peer that announced none no beat and no joined is sent.
 
 ready (connector to listener): the connector is in RTS.
 

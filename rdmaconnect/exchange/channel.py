@@ -27,7 +27,7 @@ log = logging.getLogger("rdmaconnect")
 #: seconds between two calls of :meth:`Receiver.tick`
 TICK_S = 1.0
 #: a peer that should be heard and is silent for so long is gone, seconds
-SILENT_S = 10.0
+SILENT_S = 15.0
 #: bytes of the longest frame of a peer that has not asked for many queue pairs at once
 SMALL_FRAME = 64 * 1024
 #: peers that may be in the midst of a longer frame at the same time, and for how long while others wait, seconds
