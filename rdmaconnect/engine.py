@@ -21,6 +21,7 @@ from .memory import MR, PD, Sge
 from .path import ACCESS, Path
 from .queuepair import QueuePair
 from .request import RecvRequest, SendRequest
+from .wakeup import Signal
 
 __all__ = ["Engine", "Lane", "Ring", "Sent", "Source"]
 
@@ -53,12 +54,14 @@ class Engine:
 
     Attributes:
         lock: held while completions are taken and work is posted.
+        changed: notified when completions were taken, by whoever, and when one of its users is closed.
         lanes: queue pair number -> lane.
     """
 
     def __init__(self, context: Context, cqe: int) -> None:
         self.context = context
         self.lock = threading.RLock()
+        self.changed = Signal()
         self.lanes: dict[int, Lane] = {}
         try:
             self.pd = PD(context)
@@ -82,13 +85,17 @@ class Engine:
         with self.lock:
             if self.context.closed:
                 raise StateError(f"the queue pairs on {self.context.name} are closed.")
+            taken = False
             while count := self.cq.poll():
+                taken = True
                 for wc in self.cq.wcs[:count]:
                     lane = self.lanes.get(wc.qp_num)
                     if lane is not None:
                         lane.complete(wc)
                 if count < BATCH:
-                    return
+                    break
+        if taken:
+            self.changed.notify()
 
     def arm(self) -> None:
         """Ask for an event at the next completion; call :meth:`progress` after it, then sleep."""

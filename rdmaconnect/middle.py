@@ -33,7 +33,7 @@ from .workers import here
 __all__ = ["Joint", "M", "Middle"]
 
 #: the longest sleep: another thread may have taken the event, ms
-_SLICE_MS = 50
+_SLICE_MS = 1000
 #: slots of the staging memory, each as large as the peer's receives
 _STAGES = 4
 #: bytes of a slot at most, whatever the peer says that it takes: what is longer is registered where it is
@@ -371,18 +371,21 @@ class Middle:
             if ready():
                 return
         while True:
-            changed = self._conversation.changed
-            seen = changed.count
+            told, taken = self._conversation.changed, self._engine.changed
+            seen = told.count
             self._check_open()
             self._engine.arm()
             self._engine.progress()
+            count = taken.count
+            self._check_open()
             if ready():
                 return
             if self._lane.broken is not None or self._conversation.left is not None:
                 raise self._over(doing, self._lane.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
-            yield Wait(deadline, (self._engine.channel.fileno(),), ((changed, seen),), slice_ms=_SLICE_MS)
+            changes = ((told, seen), (taken, count))
+            yield Wait(deadline, (self._engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
 
     def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
         """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
@@ -441,6 +444,7 @@ class Middle:
             try:
                 if not self._closed:
                     self._closed = True
+                    self._engine.changed.notify()
                     owned = [thing.close for thing in (self.ah, self._stage_mr) if thing is not None]
                     self._to_free = [lambda: self._lane.shut(self._source), *owned, self._prepared.close]
                     broken = self._lane.broken

@@ -233,11 +233,13 @@ class Prober:
         while True:
             if self.advance():
                 return
+            told, taken = self._conversation.changed, self._engine.changed
             self.arm()
-            changes = ((self._conversation.changed, self._conversation.changed.count),)
+            changes = ((told, told.count), (taken, taken.count))
             if self.advance():
                 return
-            yield Wait(self._deadline, (self.fileno(),), changes, slice_ms=50)
+            slice_s = AGAIN_S if self._conversation.handshake.lossy else 1.0
+            yield Wait(self._deadline, (self.fileno(),), changes, slice_ms=round(slice_s * 1000))
 
     def close(self) -> None:
         """Free the probes' memory, when the device is done with it."""
