@@ -144,14 +144,14 @@ class Middle:
             yield from self._transfer(WrOpcode.SEND, source, deadline, f"send {length} bytes")
 
     def _why_too_long(self) -> str:
-        if self.ah is not None:
-            takes = f"the peer takes at most {self.max_send_size} in one message"
-            return f"{takes}: the path MTU is the most that a datagram can carry. Use RC."
+        if self.ah is not None and self.max_send_size == MTU_BYTES[self.path.path_mtu]:
+            return f"a datagram carries at most the path MTU, {self.max_send_size} bytes. Use RC."
         if self.max_send_size < self.peer.recv_size:
             ends = f"{self.local.port} and {self.peer.port}"
             return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."
-        most = self.max_send_size
-        return f"the peer takes at most {most} in one message. Give the peer a larger recv_size, or use write()."
+        other_way = "" if self.ah is not None else ", or use write()"
+        takes = f"the peer takes at most {self.max_send_size} in one message"
+        return f"{takes}. Give the peer a larger recv_size{other_way}."
 
     def _recv(self, deadline_s: float | None) -> Story[bytes]:
         slot, length = yield from self._next_message(Deadline(deadline_s))

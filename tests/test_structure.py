@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     **dict.fromkeys(PURE, PURE | {"abi", "errors"}),
     **dict.fromkeys(OBJECTS, OBJECTS | FLOOR - STORIES | PURE - {"messages", "wire", "handshake"}),
-    "engine": OBJECTS | FLOOR - STORIES | {"endpoint", "path"},
+    "engine": OBJECTS | FLOOR - STORIES | {"endpoint", "path", "wakeup"},
 }  # fmt: skip
 #: file of the wing -> the others of it that it may import: the pure ones below, the sockets above, the channel on top
 MAY_IMPORT_OF_WING: dict[str, set[str]] = {
