@@ -11,9 +11,8 @@ The other::
         conn.send(b"hello")
 """
 
-from .connect import aconnect, connect
-from .connection import AsyncConnection, Connection
-from .endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
+from .agreement.endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
+from .agreement.path import Path
 from .errors import (
     AuthenticationError,
     CompletionError,
@@ -33,10 +32,11 @@ from .errors import (
     VerbsError,
 )
 from .exchange.curve import keygen
-from .listener import AsyncListener, Listener, alisten, listen
-from .meet import ameet, meet
-from .memory import MR
-from .path import Path
+from .objects.memory import MR
+from .session.connect import aconnect, connect
+from .session.connection import AsyncConnection, Connection
+from .session.listen import AsyncListener, Listener, alisten, listen
+from .session.meet import ameet, meet
 
 __version__ = "0.1.0"
 

@@ -1,7 +1,7 @@
 """What failures of verbs and completions mean and what to do about them, as data.
 
 Read by errors while they are raised, and by ``rdmaconnect explain``. Each text tells the cause, then what
-to type next; what no number names is in :mod:`rdmaconnect.themes`.
+to type next; what no number names is in :mod:`rdmaconnect.cli.themes`.
 
 Sources: the manual pages of the verbs, kernel drivers/infiniband/core/addr.c and verbs.c, measurements on
 SoftRoCE, and public threads about connections that failed.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from software import Software
 
-from rdmaconnect import device
+from rdmaconnect.objects import context as device
 
 # tests/rdma needs two rxe devices; `docker/lab test` sets this variable where they are.
 ON_DEVICES = bool(os.environ.get("RDMACONNECT_LAB"))

@@ -15,13 +15,11 @@ from software.gid import raw_gid
 from tap import Tap, tapped
 
 import rdmaconnect
-from rdmaconnect import device
 from rdmaconnect.abi import QpState
-from rdmaconnect.endpoint import Gid
-from rdmaconnect.errors import (
-    RdmaConnectError,
-)
-from rdmaconnect.messages import Hello
+from rdmaconnect.agreement.endpoint import Gid
+from rdmaconnect.errors import RdmaConnectError
+from rdmaconnect.objects import context as device
+from rdmaconnect.protocol.messages import Hello
 
 PATIENCE_S = 10.0
 ONE, TWO = ("10.0.0.1", "10.0.0.2"), ("10.0.1.1", "10.0.1.2")

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState, QpType
-from rdmaconnect.device import Port
-from rdmaconnect.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
-from rdmaconnect.messages import Target
-from rdmaconnect.path import Wish
+from rdmaconnect.agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from rdmaconnect.agreement.path import Wish
+from rdmaconnect.objects.context import Port
+from rdmaconnect.protocol.messages import Target
 
 ID = bytes(range(16))
 IB, V1, V2 = GidType.IB, GidType.ROCE_V1, GidType.ROCE_V2

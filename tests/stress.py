@@ -17,17 +17,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from rdmaconnect.abi import AccessFlags, MwType, QpSendOpsFlags, QpState, QpType
-from rdmaconnect.address import AddressHandle, UdAddress
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.device import Context, open_device
+from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.errors import RdmaConnectError
-from rdmaconnect.memory import FULL_ACCESS, MR, MW, PD
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.srq import SRQ
+from rdmaconnect.objects.address import AddressHandle, UdAddress
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.srq import SRQ
+from rdmaconnect.runtime.deadline import Deadline
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 SIZES = {"max_send_wr": 8, "max_recv_wr": 8, "max_inline_data": 16}

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rdmaconnect.messages import Message
-from rdmaconnect.wire import decode, encode
+from rdmaconnect.protocol.codec import decode, encode
+from rdmaconnect.protocol.messages import Message
 
 #: is given each message and whether the connector said it, and gives what goes on instead
 Change = Callable[[Message, bool], "list[Message]"]

@@ -12,10 +12,10 @@ import pytest
 
 from rdmaconnect import abi, verbs
 from rdmaconnect.abi import EventType
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.events import KINDS, AsyncEvent, AsyncEvents, EventKind
-from rdmaconnect.handle import Owned
+from rdmaconnect.objects.async_events import KINDS, AsyncEvent, AsyncEvents, EventKind
+from rdmaconnect.objects.owned import Owned
+from rdmaconnect.runtime.deadline import Deadline
 
 
 class Thing(Owned):

@@ -14,14 +14,14 @@ import pytest
 from software import Software
 
 from rdmaconnect.abi import QpState, QpType, WqState
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import RdmaConnectError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.request import RecvRequest
-from rdmaconnect.workqueue import WQ
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.work_request import RecvRequest
+from rdmaconnect.objects.workqueue import WQ
 
 #: what is tried within a batch -> the verbs that must not be called
 TRIED: dict[str, tuple[Callable[[SimpleNamespace], object], set[str]]] = {

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rdmaconnect import buffers
-from rdmaconnect.buffers import Buffer, as_bytes, hold
+from rdmaconnect.objects import buffers
+from rdmaconnect.objects.buffers import Buffer, as_bytes, hold
 
 #: kind -> an object of 6 bytes "abcdef"
 KINDS: dict[str, Callable[[], Any]] = {

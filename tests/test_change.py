@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, bits
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.agreement.transitions import AH_RANGES, FIELDS, RANGES, TABLE, change, check_ranges, mask_of
 from rdmaconnect.errors import StateError
-from rdmaconnect.path import AhAttr
-from rdmaconnect.transitions import AH_RANGES, FIELDS, RANGES, TABLE, change, check_ranges, mask_of
 
 M, S = QpAttrMask, QpState
 RC, UD = QpType.RC, QpType.UD

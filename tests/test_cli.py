@@ -18,15 +18,16 @@ import pytest
 from samples import V1, V2, end, gid, port, roce
 
 import rdmaconnect
-from rdmaconnect import cli, device
+from rdmaconnect import cli
 from rdmaconnect.abi import Mtu
+from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.cli import main
-from rdmaconnect.endpoint import Options
 from rdmaconnect.errors import ConnectTimeout, DeviceError, RdmaConnectError, VerbsError
-from rdmaconnect.path import Wish, agree, make_path
+from rdmaconnect.objects import context as device
 from rdmaconnect.pingpong import Echoed, Report, Row, sweep
-from rdmaconnect.report import histogram
-from rdmaconnect.trace import Mark
+from rdmaconnect.pingpong.report import histogram
+from rdmaconnect.session.trace import Mark
 
 COMMANDS: list[list[str]] = [["devices"], ["pingpong"], ["pingpong", "127.0.0.1"]]
 NO_RDMA = VerbsError("ibv_get_device_list", errno.ENOSYS, "list RDMA devices")

@@ -13,17 +13,11 @@ from exchange_ends import channels, until
 from hosts import CROSS, ONE, PATIENCE_S, TWO, World, pair_of, settle, world
 from software import Device, Port, Software
 
-from rdmaconnect import ways
-from rdmaconnect.endpoint import Gid
-from rdmaconnect.errors import (
-    ConnectTimeout,
-    ModifyError,
-    PeerMismatch,
-    PeerRejected,
-    RdmaConnectError,
-)
-from rdmaconnect.messages import Hello, Joined, Ready, Reject, Reply
-from rdmaconnect.terms import check_count, make_terms, parse_qp_type
+from rdmaconnect.agreement.endpoint import Gid
+from rdmaconnect.errors import ConnectTimeout, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
+from rdmaconnect.protocol.messages import Hello, Joined, Ready, Reject, Reply
+from rdmaconnect.session import fallback as ways
+from rdmaconnect.session.terms import check_count, make_terms, parse_qp_type
 
 __all__ = ["world"]  # a fixture of hosts
 

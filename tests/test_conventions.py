@@ -15,14 +15,14 @@ from software import Call, Software
 
 from rdmaconnect import abi, verbs
 from rdmaconnect.abi import AccessFlags, Fails, QpSendOpsFlags, QpState, QpType, WrOpcode
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import LibraryError, PostError, VerbsError
-from rdmaconnect.memory import MR, PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.request import RecvRequest, SendRequest
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import MR, PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.work_request import RecvRequest, SendRequest
 
 #: a verb of each convention
 ONE = {

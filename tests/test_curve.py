@@ -20,9 +20,9 @@ import zmq
 import zmq.auth
 from zmq.utils import z85
 
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.exchange import curve
 from rdmaconnect.exchange.curve import SECRET_VARIABLE, Keys, keygen, keys_for
+from rdmaconnect.runtime.deadline import Deadline
 
 T = TypeVar("T")
 MAX = 1000

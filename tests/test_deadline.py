@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rdmaconnect import deadline as deadline_module
-from rdmaconnect.deadline import Deadline, wait_readable
 from rdmaconnect.errors import ConnectTimeout, DeadlineExceeded
+from rdmaconnect.runtime import deadline as deadline_module
+from rdmaconnect.runtime.deadline import Deadline, wait_readable
 
 
 class Clock:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from samples import IB, V1, V2, gid, port
 
-from rdmaconnect import device
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState
-from rdmaconnect.device import Port, rank_ports, source_addresses
-from rdmaconnect.endpoint import Gid, Options
+from rdmaconnect.agreement.endpoint import Gid, Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
+from rdmaconnect.objects import context as device
+from rdmaconnect.objects.context import Port, rank_ports, source_addresses
 
 #: an address that no host has: a GID that cannot be bound here
 FAR = "192.0.2.1"

@@ -30,8 +30,8 @@ from rdmaconnect.abi import (
     ibv_device_attr_ex,
     ibv_port_attr,
 )
-from rdmaconnect.device_attr import DeviceAttr, guid_text
-from rdmaconnect.port import LinkSpeed, LinkWidth, PhysState, Port
+from rdmaconnect.objects.device_attr import DeviceAttr, guid_text
+from rdmaconnect.objects.port import LinkSpeed, LinkWidth, PhysState, Port
 
 HEAD = [name for name, _ in ibv_device_attr._fields_]
 PARTS = [name for name, _ in ibv_device_attr_ex._fields_ if name not in ("orig_attr", "comp_mask")]

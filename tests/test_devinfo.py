@@ -11,11 +11,11 @@ import pytest
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import GidType, QpType, TransportType, ibv_device_attr, ibv_device_attr_ex, ibv_port_attr
-from rdmaconnect.device_attr import DeviceAttr
-from rdmaconnect.devinfo import describe, lines
+from rdmaconnect.cli.devinfo import describe, lines
 from rdmaconnect.errors import LibraryError
-from rdmaconnect.gidtable import GidSlot
-from rdmaconnect.port import Port
+from rdmaconnect.objects.device_attr import DeviceAttr
+from rdmaconnect.objects.gid_table import GidSlot
+from rdmaconnect.objects.port import Port
 
 GID = bytes.fromhex("fe800000000000000002c90300001234")
 

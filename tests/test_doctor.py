@@ -10,13 +10,13 @@ import pytest
 from samples import V1, gid, port
 
 from rdmaconnect.abi import LinkLayer, Mtu, PortState
-from rdmaconnect.diagnose import Finding, Host, Verdict, examine
-from rdmaconnect.diagnose.checks_device import best_gid
-from rdmaconnect.diagnose.checks_limits import DEVICE_FDS, ZMQ_FDS
-from rdmaconnect.diagnose.host import Device, Firewall, Library, Limits, Netdev, Node, Trial
-from rdmaconnect.diagnose.remedies import REMEDIES
-from rdmaconnect.diagnose.report import WIDTH, as_json, host_lines
-from rdmaconnect.port import Port
+from rdmaconnect.doctor import Finding, Host, Verdict, examine
+from rdmaconnect.doctor.checks_device import best_gid
+from rdmaconnect.doctor.checks_limits import DEVICE_FDS, ZMQ_FDS
+from rdmaconnect.doctor.host import Device, Firewall, Library, Limits, Netdev, Node, Trial
+from rdmaconnect.doctor.remedies import REMEDIES
+from rdmaconnect.doctor.report import WIDTH, as_json, host_lines
+from rdmaconnect.objects.port import Port
 
 HERE = gid("10.0.0.1", gid_index=1)
 LOCAL = gid("fe80::1", gid_index=0)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rdmaconnect.diagnose import access, examine, gather, netlink, reading
-from rdmaconnect.endpoint import Options
+from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.doctor import access, examine, gather, netlink, reading
 
 #: by name, the function hides its module
-world = sys.modules["rdmaconnect.diagnose.gather"]
+world = sys.modules["rdmaconnect.doctor.gather"]
 LOCALHOST = ipaddress.ip_address("127.0.0.1")
 
 

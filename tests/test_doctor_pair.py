@@ -19,14 +19,15 @@ from software import Port as SoftPort
 from software import Software
 
 from rdmaconnect.abi import PortState, QpState, QpType, WcStatus
-from rdmaconnect.diagnose import Attempt, Host, Matrix, Verdict, pair, service, visit
-from rdmaconnect.diagnose.causes import Ground, explain
-from rdmaconnect.diagnose.host import Device, Trial
-from rdmaconnect.diagnose.matrix import ends, order
-from rdmaconnect.diagnose.netlink import Route
-from rdmaconnect.diagnose.report import WIDTH, as_json, visit_lines
-from rdmaconnect.diagnose.service import Surgery
-from rdmaconnect.endpoint import Options, PortAddress
+from rdmaconnect.agreement.endpoint import Options, PortAddress
+from rdmaconnect.agreement.path import Candidate, candidates
+from rdmaconnect.doctor import Attempt, Host, Matrix, Verdict, pair, service, visit
+from rdmaconnect.doctor.causes import Ground, explain
+from rdmaconnect.doctor.host import Device, Trial
+from rdmaconnect.doctor.matrix import ends, order
+from rdmaconnect.doctor.netlink import Route
+from rdmaconnect.doctor.report import WIDTH, as_json, visit_lines
+from rdmaconnect.doctor.service import Surgery
 from rdmaconnect.errors import (
     CompletionError,
     ConnectTimeout,
@@ -37,9 +38,8 @@ from rdmaconnect.errors import (
     RdmaConnectError,
     VerbsError,
 )
-from rdmaconnect.listener import listen
-from rdmaconnect.path import Candidate, candidates
-from rdmaconnect.terms import make_terms
+from rdmaconnect.session.listen import listen
+from rdmaconnect.session.terms import make_terms
 
 A, DEAD, FE80 = gid("10.0.0.1", gid_index=1), gid("10.77.0.1", gid_index=2), gid("fe80::1")
 HERE = roce(FE80, A, DEAD, device="rxe1")

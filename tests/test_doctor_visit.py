@@ -22,13 +22,13 @@ from software import Call, Device, Message, Network, Port, Software, after_verbs
 from two_hosts import refuse, two_hosts
 
 from rdmaconnect.abi import PortState, QpState
-from rdmaconnect.diagnose import Attempt, Verdict, visit
-from rdmaconnect.diagnose.report import visit_lines
-from rdmaconnect.diagnose.service import GREETING, Surgery, open_surgery
-from rdmaconnect.endpoint import Options
+from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.doctor import Attempt, Verdict, visit
+from rdmaconnect.doctor.report import visit_lines
+from rdmaconnect.doctor.service import GREETING, Surgery, open_surgery
 from rdmaconnect.errors import DeviceError, StateError
-from rdmaconnect.listener import listen
-from rdmaconnect.wire import MAX_TEXT
+from rdmaconnect.protocol.codec import MAX_TEXT
+from rdmaconnect.session.listen import listen
 
 #: every way there is between the two, in the order in which ``connect`` tries them
 WAYS = [("127.0.0.2", "127.0.0.3"), ("127.0.0.1", "127.0.0.3"), ("fe80::1", "fe80::2")]

@@ -8,14 +8,14 @@ import pytest
 from software import Device, Software
 
 from rdmaconnect.abi import QpType
-from rdmaconnect.completion import CQ
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import open_device
-from rdmaconnect.domain import TD, Allocator, ParentDomain
 from rdmaconnect.errors import LibraryError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.work import check_open
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.domain import TD, Allocator, ParentDomain
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.operations import check_open
+from rdmaconnect.objects.queuepair import QueuePair
 
 
 def test_a_parent_domain_goes_where_a_protection_domain_goes(software: Software) -> None:

@@ -18,17 +18,18 @@ import pytest
 from software import Device, Port, Software, connected, end_on, joined
 from software.ends import QKEY
 
-from rdmaconnect import device, verbs
+from rdmaconnect import verbs
 from rdmaconnect.abi import AccessFlags, CqWcFlags, MwType, QpSendOpsFlags, QpState, QpType, WcFlags, WcStatus
-from rdmaconnect.address import AddressHandle, UdAddress, path_back
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import STANDARD_WC_FLAGS, CQEx
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import DeviceError, StateError
-from rdmaconnect.memory import FULL_ACCESS, MR, MW, PD, Sge
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.srq import SRQ
+from rdmaconnect.objects import context as device
+from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import STANDARD_WC_FLAGS, CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD, Sge
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.srq import SRQ
 
 RC, UD = QpType.RC, QpType.UD
 SIZES = {"max_send_wr": 4, "max_recv_wr": 4}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import U64, end, gid, infiniband, roce
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, QpType
-from rdmaconnect.endpoint import (
+from rdmaconnect.agreement.endpoint import (
     MTU_BYTES,
     Endpoint,
     Gid,

@@ -11,9 +11,9 @@ import pytest
 from rdmaconnect import errors
 from rdmaconnect.abi import WcStatus
 from rdmaconnect.cli import main
+from rdmaconnect.cli.themes import CLASSES, THEMES
 from rdmaconnect.errors import RdmaConnectError
 from rdmaconnect.hints import HINTS
-from rdmaconnect.themes import CLASSES, THEMES
 
 CONDITIONS = sorted({condition for what, condition in HINTS if what != "completion"})
 STATUSES = [status.name for status in WcStatus if status is not WcStatus.SUCCESS]

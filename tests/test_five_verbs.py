@@ -33,19 +33,19 @@ from rdmaconnect.abi import (
     QpType,
     RxHashFields,
 )
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.device_attr import DeviceAttr
-from rdmaconnect.domain import ParentDomain
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.agreement.transitions import FIELDS, TABLE
 from rdmaconnect.errors import ModifyError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.queuepair_ex import QueuePairEx, RxHash
-from rdmaconnect.srq import SRQ
-from rdmaconnect.transitions import FIELDS, TABLE
-from rdmaconnect.workqueue import WQ, RwqIndTable
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.device_attr import DeviceAttr
+from rdmaconnect.objects.domain import ParentDomain
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.queuepair_ex import QueuePairEx, RxHash
+from rdmaconnect.objects.srq import SRQ
+from rdmaconnect.objects.workqueue import WQ, RwqIndTable
 
 TESTS = Path(__file__).parent
 M = QpAttrMask
@@ -189,7 +189,7 @@ def test_an_event_brings_the_queue_and_its_context(context: Context, kind: Any) 
 
 
 def _flush_one(qp: QueuePair) -> None:
-    from rdmaconnect.request import RecvRequest
+    from rdmaconnect.objects.work_request import RecvRequest
 
     values = SimpleNamespace(port_num=1, pkey_index=0, qp_access_flags=0)
     qp.move(QpState.INIT, values)
@@ -270,7 +270,7 @@ def test_a_context_has_64_bits(context: Context, kind: Any, name: str) -> None:
 
 def test_a_queue_pair_in_a_multicast_group_is_not_destroyed_under_it(software: Software, context: Context) -> None:
     """``ibv_destroy_qp`` answers EBUSY; closing leaves the groups first."""
-    from rdmaconnect.endpoint import Gid
+    from rdmaconnect.agreement.endpoint import Gid
 
     with PD(context) as pd, CQ(context, 4) as cq:
         qp = QueuePair(pd, cq, cq, QpType.UD, max_send_wr=1, max_recv_wr=1)

@@ -15,9 +15,9 @@ from forgetting import collect_together, forget
 from forking import in_a_fork
 from threads import running
 
-from rdmaconnect import handle
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.handle import Owned, exclusive
+from rdmaconnect.objects import owned as handle
+from rdmaconnect.objects.owned import Owned, exclusive
 
 
 class Thing(Owned):

@@ -14,9 +14,9 @@ from vectors import VALUES
 
 from rdmaconnect.abi import QpType
 from rdmaconnect.errors import LocalProtocolError, PeerRejected, RemoteProtocolError
-from rdmaconnect.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
-from rdmaconnect.messages import Beat, Hello, Joined, Message, Proof, Ready, Reject, Reply
-from rdmaconnect.wire import decode, encode
+from rdmaconnect.protocol.codec import decode, encode
+from rdmaconnect.protocol.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
+from rdmaconnect.protocol.messages import Beat, Hello, Joined, Message, Proof, Ready, Reject, Reply
 
 HELLO, REPLY, READY, JOINED, PROOF, BEAT, REJECT, BYE = (
     VALUES[name] for name in ("hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye")

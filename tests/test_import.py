@@ -48,7 +48,10 @@ for found in pkgutil.walk_packages(rdmaconnect.__path__, "rdmaconnect."):
         __import__(found.name)
 assert asked == [], asked
 
-from rdmaconnect import buffers, cli, transitions, wire
+from rdmaconnect import cli
+from rdmaconnect.agreement import transitions
+from rdmaconnect.objects import buffers
+from rdmaconnect.protocol import codec as wire
 from rdmaconnect.abi import QpState, QpType, WcStatus
 assert str(rdmaconnect.Gid.parse("10.0.0.1")) == "::ffff:10.0.0.1"
 assert transitions.TABLE[QpType.RC][QpState.INIT, QpState.RTR]

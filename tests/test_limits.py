@@ -16,18 +16,18 @@ from threads import running
 
 from rdmaconnect import abi
 from rdmaconnect.abi import QpState, QpType, SendFlags, SrqType, WrOpcode
-from rdmaconnect.attributes import Ece
-from rdmaconnect.completion import CQ
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import CompletionError, PostError
-from rdmaconnect.fields import bits, put
-from rdmaconnect.memory import MR, PD, Sge
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx, RxHash
-from rdmaconnect.srq import SRQ, XRCD
-from rdmaconnect.transfer import Part, parts
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.fields import bits, put
+from rdmaconnect.objects.memory import MR, PD, Sge
+from rdmaconnect.objects.qp_attr import Ece
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx, RxHash
+from rdmaconnect.objects.srq import SRQ, XRCD
+from rdmaconnect.session.transfer import Part, parts
 
 RC, UD = QpType.RC, QpType.UD
 REMOTE = RemoteRegion(0x1000, 7, 2**40)

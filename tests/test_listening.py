@@ -17,7 +17,6 @@ from hosts import PATIENCE_S, World, world
 from software import Call
 
 import rdmaconnect
-from rdmaconnect import incoming
 from rdmaconnect.abi import QpState
 from rdmaconnect.errors import (
     CompletionError,
@@ -28,8 +27,9 @@ from rdmaconnect.errors import (
     StateError,
     VerbsError,
 )
-from rdmaconnect.messages import Beat, Bye, Hello, Ready, Reject, Reply, Target
-from rdmaconnect.wire import decode, encode
+from rdmaconnect.protocol.codec import decode, encode
+from rdmaconnect.protocol.messages import Beat, Bye, Hello, Ready, Reject, Reply, Target
+from rdmaconnect.session import incoming
 
 __all__ = ["world"]  # a fixture of hosts
 

@@ -29,11 +29,11 @@ from rdmaconnect.errors import ConnectTimeout, PeerRejected, RdmaConnectError, S
 from rdmaconnect.exchange import service
 from rdmaconnect.exchange.channel import Channel
 from rdmaconnect.exchange.url import addresses
-from rdmaconnect.handshake import Role, State, counts
-from rdmaconnect.messages import Hello, Ready, Reject, Reply
-from rdmaconnect.outgoing import Outgoing
-from rdmaconnect.terms import make_terms
-from rdmaconnect.wire import decode, encode
+from rdmaconnect.protocol.codec import decode, encode
+from rdmaconnect.protocol.handshake import Role, State, counts
+from rdmaconnect.protocol.messages import Hello, Ready, Reject, Reply
+from rdmaconnect.session.outgoing import Outgoing
+from rdmaconnect.session.terms import make_terms
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_whoever_answers_and_fails_calls_anew(sides: Sides, software: Software) 
 
 def test_a_call_that_comes_when_a_side_has_given_up_is_hung_up_on(software: Software) -> None:
     """Its peer calls anew then, whoever meets it next at this address; it must not wait for who is gone."""
-    meet_module = importlib.import_module("rdmaconnect.meet")
+    meet_module = importlib.import_module("rdmaconnect.session.meet")
     terms = make_terms("RC", {}, None, b"", listens=True, secret=None, key=None, peer_key=None)
     for known in (False, True):
         meeting = meet_module._Meeting(rdmaconnect.Connection, terms, "tcp://127.0.0.1:0")

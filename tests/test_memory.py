@@ -19,12 +19,12 @@ from forgetting import collect_together, forget
 from software import Software, connected
 
 import rdmaconnect
-from rdmaconnect import handle
 from rdmaconnect.abi import AccessFlags, ReregMrError
-from rdmaconnect.device import open_device
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import CompletionError, LibraryError, VerbsError
-from rdmaconnect.memory import MR, PD, Dmabuf
+from rdmaconnect.objects import owned as handle
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import MR, PD, Dmabuf
 
 LOCAL_WRITE = AccessFlags.LOCAL_WRITE
 LIBC = ctypes.CDLL(None)
@@ -173,8 +173,8 @@ def test_a_region_left_open_at_the_end_of_the_process_is_deregistered_first(tmp_
         textwrap.dedent("""
         import mmap, os, sys
         from software import Software, connected
-        from rdmaconnect.device import open_device
-        from rdmaconnect.memory import PD
+        from rdmaconnect.objects.context import open_device
+        from rdmaconnect.objects.memory import PD
 
         software = Software().install()
         software.on("ibv_dereg_mr", before=lambda call: os.write(1, b"deregistered, and may still be written to. "))
@@ -261,7 +261,7 @@ def test_after_an_error_no_memory_is_let_go_that_the_device_may_use(
         raise VerbsError("ibv_rereg_mr", errno.ENOMEM, str(code))
 
     mr = MR(pd, old)
-    monkeypatch.setattr(rdmaconnect.memory.verbs, "ibv_rereg_mr", refuse)
+    monkeypatch.setattr(rdmaconnect.objects.memory.verbs, "ibv_rereg_mr", refuse)
     with pytest.raises(VerbsError, match=str(code)):
         mr.reregister(buffer=new, access=LOCAL_WRITE)
     assert (len(mr), mr.access == LOCAL_WRITE) == ((4096, True) if valid == "new" else (64, False))
@@ -280,7 +280,7 @@ def test_what_a_device_lacks_leaves_the_region_as_it_was(pd: PD, monkeypatch: py
     def lacks(*_: Any) -> None:
         raise LibraryError("no", errno.EOPNOTSUPP)
 
-    monkeypatch.setattr(rdmaconnect.memory.verbs, "ibv_rereg_mr", lacks)
+    monkeypatch.setattr(rdmaconnect.objects.memory.verbs, "ibv_rereg_mr", lacks)
     new = bytearray(8)
     with PD(pd.context) as other, MR(pd, bytearray(64)) as mr:
         with pytest.raises(LibraryError):

@@ -19,21 +19,23 @@ from software import Software, connected, end_on, joined
 from software.ends import QKEY
 from threads import running
 
-from rdmaconnect import device, handle, verbs
+from rdmaconnect import verbs
 from rdmaconnect.abi import EventType, MwType, QpSendOpsFlags, QpState, QpType
-from rdmaconnect.address import AddressHandle, UdAddress
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.domain import TD, ParentDomain
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.memory import MR, MW, PD
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.regions import DM, DmMR, NullMR
-from rdmaconnect.srq import SRQ
-from rdmaconnect.steering import Counters, Flow
-from rdmaconnect.workqueue import WQ, RwqIndTable
+from rdmaconnect.objects import context as device
+from rdmaconnect.objects import owned as handle
+from rdmaconnect.objects.address import AddressHandle, UdAddress
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.domain import TD, ParentDomain
+from rdmaconnect.objects.memory import MR, MW, PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.regions import DM, DmMR, NullMR
+from rdmaconnect.objects.srq import SRQ
+from rdmaconnect.objects.steering import Counters, Flow
+from rdmaconnect.objects.workqueue import WQ, RwqIndTable
 
 RC, UD = QpType.RC, QpType.UD
 SIZES = {"max_send_wr": 4, "max_recv_wr": 4}

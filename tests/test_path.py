@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
-from rdmaconnect.endpoint import Endpoint, GidEntry, Options, PortAddress
+from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, Options, PortAddress
+from rdmaconnect.agreement.path import (
+    Agreement,
+    Candidate,
+    Path,
+    Wish,
+    agree,
+    candidates,
+    make_path,
+    narrow,
+    rank_pairs,
+)
 from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
-from rdmaconnect.path import Agreement, Candidate, Path, Wish, agree, candidates, make_path, narrow, rank_pairs
 
 HERE = end(roce(gid("10.0.0.1", gid_index=3)), qp_num=0x11, psn=0x111111)
 THERE = end(roce(gid("10.0.0.2", gid_index=7), device="rxe1"), qp_num=0x22, psn=0x222222)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from samples import end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
-from rdmaconnect.endpoint import Options, RemoteRegion
+from rdmaconnect.agreement.endpoint import Options, RemoteRegion
+from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.errors import DeadlineExceeded, DeviceError, PeerClosed, RemoteProtocolError
-from rdmaconnect.path import Wish, agree, make_path
 from rdmaconnect.pingpong import (
     COLUMNS,
     OPS,

@@ -17,13 +17,13 @@ from threads import running
 
 from rdmaconnect import StateError
 from rdmaconnect.abi import QpSendOpsFlags, QpState, QpType
-from rdmaconnect.completion import CQ
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
 
 RC = QpType.RC
 SIZES = {"max_send_wr": 4, "max_recv_wr": 4}

@@ -18,10 +18,7 @@ from software import Software
 from vectors import VALUES
 
 import rdmaconnect
-from rdmaconnect import deadline, probe
 from rdmaconnect.abi import Mtu, QpState, QpType, WcStatus
-from rdmaconnect.conversation import Conversation
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.errors import (
     CompletionError,
     ConnectTimeout,
@@ -30,9 +27,13 @@ from rdmaconnect.errors import (
     RdmaConnectError,
     RemoteProtocolError,
 )
-from rdmaconnect.handshake import Handshake, Role
-from rdmaconnect.messages import Hello, Joined, Proof, Ready, Reject, Reply
-from rdmaconnect.probe import Prober, contents
+from rdmaconnect.protocol.handshake import Handshake, Role
+from rdmaconnect.protocol.messages import Hello, Joined, Proof, Ready, Reject, Reply
+from rdmaconnect.runtime import deadline
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.session import probe
+from rdmaconnect.session.conversation import Conversation
+from rdmaconnect.session.probe import Prober, contents
 
 Carry = Callable[[bytes], bytes | None]
 BASE = 0x1000

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from snippets import README, ROOT, commands, programs
 
+from rdmaconnect.agreement.endpoint import Options
 from rdmaconnect.cli import _parser
-from rdmaconnect.endpoint import Options
 
 
 def test_every_program_is_marked_to_be_run() -> None:

@@ -13,11 +13,11 @@ import pytest
 from software import Call, Software
 
 from rdmaconnect.abi import AccessFlags
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import LibraryError, StateError, VerbsError
-from rdmaconnect.imported import ImportedDM, ImportedMR, ImportedPD, import_device
-from rdmaconnect.memory import PD
-from rdmaconnect.regions import DM, DmMR, NullMR
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.imported import ImportedDM, ImportedMR, ImportedPD, import_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.regions import DM, DmMR, NullMR
 
 
 @pytest.fixture

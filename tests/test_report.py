@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdmaconnect import plot
-from rdmaconnect.pingpong import OPS, Echoed, Report, Row, Samples, sweep
-from rdmaconnect.report import bins, can_draw, csv_text, histogram, report_lines, served_lines, table, timeline
-from rdmaconnect.trace import Mark
+from rdmaconnect.pingpong import OPS, Echoed, Report, Row, Samples, plot, sweep
+from rdmaconnect.pingpong.report import bins, can_draw, csv_text, histogram, report_lines, served_lines, table, timeline
+from rdmaconnect.session.trace import Mark
 
 LONGEST = "fe80:1111:2222:3333:4444:5555:6666:7777"
 END = {

@@ -13,13 +13,13 @@ from samples import ID, end, infiniband
 
 import rdmaconnect
 from rdmaconnect.abi import Mtu, QpType, ibv_qp_attr
-from rdmaconnect.address import AddressHandle, UdAddress
-from rdmaconnect.attributes import QpAttr
-from rdmaconnect.endpoint import Options
+from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.exchange.curve import keys_for
-from rdmaconnect.messages import Hello, Reply
-from rdmaconnect.path import Wish, agree, make_path
-from rdmaconnect.terms import make_terms
+from rdmaconnect.objects.address import AddressHandle, UdAddress
+from rdmaconnect.objects.qp_attr import QpAttr
+from rdmaconnect.protocol.messages import Hello, Reply
+from rdmaconnect.session.terms import make_terms
 
 QKEY = 0x5EC2E7A1
 SECRET = "a secret of one job, long enough"

@@ -13,23 +13,13 @@ from software import Device, End, Port, Software, connected, joined
 
 import rdmaconnect
 from rdmaconnect import verbs
-from rdmaconnect.abi import (
-    AccessFlags,
-    EventType,
-    GidType,
-    LinkLayer,
-    PortState,
-    QpState,
-    QpType,
-    SendFlags,
-    WcStatus,
-)
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import device_names, gid_is_here, open_device, rank_ports
-from rdmaconnect.endpoint import Gid, GidEntry, Options, RemoteRegion
+from rdmaconnect.abi import AccessFlags, EventType, GidType, LinkLayer, PortState, QpState, QpType, SendFlags, WcStatus
+from rdmaconnect.agreement.endpoint import Gid, GidEntry, Options, RemoteRegion
 from rdmaconnect.errors import LibraryError, ModifyError, PostError, VerbsError
-from rdmaconnect.memory import MR, PD, Sge
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import device_names, gid_is_here, open_device, rank_ports
+from rdmaconnect.objects.memory import MR, PD, Sge
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 

@@ -16,11 +16,11 @@ from software import Call, Network, Software, after_verbs, connected, joined
 import rdmaconnect
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpState, QpType
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import RdmaConnectError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import SendRequest
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import SendRequest
 
 RTR = QpState.RTR
 #: seconds that are noticed, and do not matter

@@ -12,12 +12,12 @@ from software import Software, end_on, joined
 import rdmaconnect
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpState, QpType, ibv_comp_channel, ibv_qp
-from rdmaconnect.address import UdAddress
-from rdmaconnect.completion import CompChannel
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import SendRequest
+from rdmaconnect.objects.address import UdAddress
+from rdmaconnect.objects.completion import CompChannel
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import SendRequest
 
 RTR = QpState.RTR
 #: seconds that are noticed, and do not matter
@@ -79,9 +79,9 @@ def test_a_device_that_is_closed_too_early_is_noticed(software: Software) -> Non
     verbs.ibv_close_device(context.pointer)
     with pytest.raises(VerbsError):
         pd.close()
-    for owner in (pd, context, *rdmaconnect.device._opened.values()):
+    for owner in (pd, context, *rdmaconnect.objects.context._opened.values()):
         owner._pointer = None
-    rdmaconnect.device._opened.clear()
+    rdmaconnect.objects.context._opened.clear()
 
 
 def test_what_is_left_is_a_problem() -> None:

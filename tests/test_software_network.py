@@ -11,7 +11,7 @@ from software import Message, Software, joined
 import rdmaconnect
 from rdmaconnect.abi import EventType, QpState, QpType, WcStatus
 from rdmaconnect.errors import ModifyError, VerbsError
-from rdmaconnect.queuepair import SendRequest
+from rdmaconnect.objects.queuepair import SendRequest
 
 RTR = QpState.RTR
 #: seconds that are noticed, and do not matter

@@ -8,24 +8,15 @@ import pytest
 from software import End, Software, end_on, joined
 
 from rdmaconnect import verbs
-from rdmaconnect.abi import (
-    CqWcFlags,
-    EventType,
-    MwType,
-    QpSendOpsFlags,
-    QpType,
-    WcFlags,
-    WcOpcode,
-    WcStatus,
-)
-from rdmaconnect.address import AddressHandle, UdAddress, path_back
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.endpoint import Gid
+from rdmaconnect.abi import CqWcFlags, EventType, MwType, QpSendOpsFlags, QpType, WcFlags, WcOpcode, WcStatus
+from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.errors import LibraryError, VerbsError
-from rdmaconnect.memory import MW, Sge
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.srq import SRQ
+from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.memory import MW, Sge
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.srq import SRQ
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 

@@ -22,12 +22,12 @@ from rdmaconnect.abi import (
     ibv_flow_spec_ipv4,
     ibv_flow_spec_tcp_udp,
 )
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import LibraryError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.steering import Counters, Flow, count, drop, match, tag
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.steering import Counters, Flow, count, drop, match, tag
 
 T = FlowSpecType
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.story import Call, Story, Wait, arun, call_apart, run, run_apart
-from rdmaconnect.wakeup import Signal
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.runtime.steps import Call, Story, Wait, arun, call_apart, run, run_apart
+from rdmaconnect.runtime.wakeup import Signal
 
 T = TypeVar("T")
 Tell = Callable[[Story[Any]], Any]

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_story import PATIENCE_S, Tell, pipes, tell
 
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.errors import ConnectTimeout, DeadlineExceeded
-from rdmaconnect.story import Call, Story, Wait, arun, run, run_apart
-from rdmaconnect.wakeup import Signal
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.runtime.steps import Call, Story, Wait, arun, run, run_apart
+from rdmaconnect.runtime.wakeup import Signal
 
 __all__ = ["pipes", "tell"]  # fixtures of test_story
 
@@ -301,8 +301,8 @@ def test_an_error_of_the_story_comes_out_of_run_apart_as_it_is() -> None:
 
 CTRL_C = """
 import signal, sys, threading, time
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.story import Wait, run_apart
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.runtime.steps import Wait, run_apart
 threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
 
 def story():

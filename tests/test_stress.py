@@ -7,7 +7,8 @@ import os
 import stress
 from software import Software
 
-from rdmaconnect import device, handle
+from rdmaconnect.objects import context as device
+from rdmaconnect.objects import owned as handle
 
 
 def test_threads_that_do_everything_at_random_leave_nothing(software: Software) -> None:

@@ -11,12 +11,12 @@ from software import Software
 from software.arena import ALIVE
 
 from rdmaconnect.abi import SrqType, WcOpcode, WcStatus
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import LibraryError, PostError
-from rdmaconnect.memory import MR, PD
-from rdmaconnect.srq import SRQ
-from rdmaconnect.tagmatching import TagList
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import MR, PD
+from rdmaconnect.objects.srq import SRQ
+from rdmaconnect.objects.tagmatching import TagList
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_meet import Sides, sides
 
-from rdmaconnect import deadline
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.handshake import Role
-from rdmaconnect.trace import MAX_MARKS, Mark, Trace, shift
+from rdmaconnect.protocol.handshake import Role
+from rdmaconnect.runtime import deadline
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.session.trace import MAX_MARKS, Mark, Trace, shift
 
 CALLER = ["port", "prepared", "hello", "reply", "path", "joined", "ready", "connected"]
 CALLED = ["hello", "port", "prepared", "path", "reply", "ready", "joined", "connected"]

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from samples import end, gid, roce
 
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, bits, ibv_qp_attr
-from rdmaconnect.endpoint import Options
-from rdmaconnect.errors import StateError
-from rdmaconnect.path import AhAttr, Wish, agree, make_path
-from rdmaconnect.transitions import (
+from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.path import AhAttr, Wish, agree, make_path
+from rdmaconnect.agreement.transitions import (
     AH_RANGES,
     DRIVERS,
     FIELDS,
@@ -24,6 +23,7 @@ from rdmaconnect.transitions import (
     diagnose,
     step,
 )
+from rdmaconnect.errors import StateError
 
 M = QpAttrMask
 RC, UC, UD, RAW = QpType.RC, QpType.UC, QpType.UD, QpType.RAW_PACKET

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from rdmaconnect.deadline import Deadline
 from rdmaconnect.errors import ConnectTimeout, DeadlineExceeded, StateError
-from rdmaconnect.waiting import Waitable
+from rdmaconnect.objects.waitable import Waitable
+from rdmaconnect.runtime.deadline import Deadline
 
 
 class Pipe(Waitable[bytes]):

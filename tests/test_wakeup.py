@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rdmaconnect import wakeup
-from rdmaconnect.wakeup import Signal, Waker, lend_waker, return_waker
+from rdmaconnect.runtime import wakeup
+from rdmaconnect.runtime.wakeup import Signal, Waker, lend_waker, return_waker
 
 
 def readable(waker: Waker) -> bool:

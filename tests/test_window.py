@@ -8,12 +8,12 @@ import pytest
 from software import Software
 
 from rdmaconnect.abi import AccessFlags, MwType, QpSendOpsFlags, QpState, QpType
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import PostError
-from rdmaconnect.memory import FULL_ACCESS, MW, PD
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.request import SendRequest
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MW, PD
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
+from rdmaconnect.objects.work_request import SendRequest
 
 
 @pytest.fixture

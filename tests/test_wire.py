@@ -30,13 +30,13 @@ from samples import (
 )
 from vectors import VALUES, read
 
-from rdmaconnect import wire
 from rdmaconnect.abi import GidType
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.path import Agreement, Wish
 from rdmaconnect.errors import RemoteProtocolError
-from rdmaconnect.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
-from rdmaconnect.path import Agreement, Wish
-from rdmaconnect.wire import MAX_FRAME, decode, encode
+from rdmaconnect.protocol import codec as wire
+from rdmaconnect.protocol.codec import MAX_FRAME, decode, encode
+from rdmaconnect.protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
 
 names = pytest.mark.parametrize("name", VALUES)
 MAPS = {name: msgpack.unpackb(read(name)) for name in VALUES}

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rdmaconnect.abi import AccessFlags, MwType, SendFlags, WrOpcode, ibv_ah, ibv_mr, ibv_mw, ibv_pd
-from rdmaconnect.address import RemoteSrq, UdAddress
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import PostError, StateError
-from rdmaconnect.handle import Owned
-from rdmaconnect.memory import MR, MW, PD, Sge
-from rdmaconnect.request import RecvRequest, SendRequest, post
-from rdmaconnect.work import check_fits
+from rdmaconnect.objects.address import RemoteSrq, UdAddress
+from rdmaconnect.objects.memory import MR, MW, PD, Sge
+from rdmaconnect.objects.operations import check_fits
+from rdmaconnect.objects.owned import Owned
+from rdmaconnect.objects.work_request import RecvRequest, SendRequest, post
 
 REMOTE = RemoteRegion(0x1000, 77, 64)
 PIECE = Sge(0x2000, 8, 5)

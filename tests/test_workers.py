@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rdmaconnect import workers
-from rdmaconnect.workers import Workers, here
+from rdmaconnect.runtime import workers
+from rdmaconnect.runtime.workers import Workers, here
 
 PATIENCE_S = 10.0
 ROOT = Path(__file__).parents[1]
@@ -171,7 +171,7 @@ def test_a_child_has_workers_of_its_own() -> None:
 
 ENDS = """
 import time
-from rdmaconnect.workers import here
+from rdmaconnect.runtime.workers import here
 for _ in range(3):
     here().submit(lambda: time.sleep(600))
 time.sleep(0.1)

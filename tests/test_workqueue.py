@@ -10,14 +10,14 @@ import pytest
 from software import Call, Software
 
 from rdmaconnect.abi import QpInitAttrMask, QpType, RxHashFields, WcStatus, WqFlags, WqState
-from rdmaconnect.completion import CQ
-from rdmaconnect.completion_ex import CQEx
-from rdmaconnect.device import Context, open_device
 from rdmaconnect.errors import LibraryError, PostError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair_ex import QueuePairEx, RxHash
-from rdmaconnect.request import RecvRequest
-from rdmaconnect.workqueue import WQ, RwqIndTable
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.completion_ex import CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair_ex import QueuePairEx, RxHash
+from rdmaconnect.objects.work_request import RecvRequest
+from rdmaconnect.objects.workqueue import WQ, RwqIndTable
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 from samples import IB, ID, V1, V2, end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
-from rdmaconnect.endpoint import RemoteRegion
-from rdmaconnect.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
-from rdmaconnect.path import Agreement, Wish
-from rdmaconnect.wire import encode
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.path import Agreement, Wish
+from rdmaconnect.protocol.codec import encode
+from rdmaconnect.protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
 
 DATA = Path(__file__).parent / "data"
 

@@ -4,19 +4,8 @@ All of it is proven against real headers of rdma-core, the oldest of release 33 
 compilers of several machines, in `tests/test_abi.py`; once, when it was written, against each release from 28 on.
 """
 
-from .cenum import (
-    ENUMS,
-    CEnum,
-    CFlag,
-    bits,
-    c_enum,
-)
-from .cstruct import (
-    CStruct,
-    CUnion,
-    pthread_cond_t,
-    pthread_mutex_t,
-)
+from .cenum import ENUMS, CEnum, CFlag, bits, c_enum
+from .cstruct import CStruct, CUnion, pthread_cond_t, pthread_mutex_t
 from .enums import (
     EventType,
     GidType,
@@ -68,13 +57,7 @@ from .enums_device import (
     WqType,
     XrcdInitAttrMask,
 )
-from .enums_steering import (
-    CounterDescription,
-    FlowAttrFlags,
-    FlowAttrType,
-    FlowSpecType,
-    ReadCountersFlags,
-)
+from .enums_steering import CounterDescription, FlowAttrFlags, FlowAttrType, FlowSpecType, ReadCountersFlags
 from .enums_work import (
     AccessFlags,
     CqAttrMask,
@@ -93,21 +76,9 @@ from .enums_work import (
     WcStatus,
     WrOpcode,
 )
-from .prototypes import (
-    OPS,
-    PROTOTYPES,
-    Fails,
-    Op,
-    Prototype,
-)
-from .since import (
-    CHANGED,
-    OLDEST,
-    SINCE,
-)
-from .structs import (
-    STRUCTS,
-)
+from .prototypes import OPS, PROTOTYPES, Fails, Op, Prototype
+from .since import CHANGED, OLDEST, SINCE
+from .structs import STRUCTS
 from .structs_completion import (
     ibv_comp_channel,
     ibv_cq,
@@ -119,11 +90,7 @@ from .structs_completion import (
     ibv_wc,
     ibv_wc_tm_info,
 )
-from .structs_context import (
-    ibv_context,
-    ibv_context_ops,
-    verbs_context,
-)
+from .structs_context import ibv_context, ibv_context_ops, verbs_context
 from .structs_device import (
     ibv_async_event,
     ibv_cq_moderation_caps,
@@ -147,15 +114,7 @@ from .structs_device import (
     ibv_values_ex,
     timespec,
 )
-from .structs_memory import (
-    ibv_alloc_dm_attr,
-    ibv_dm,
-    ibv_mr,
-    ibv_mr_init_attr,
-    ibv_mw,
-    ibv_mw_bind,
-    ibv_mw_bind_info,
-)
+from .structs_memory import ibv_alloc_dm_attr, ibv_dm, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info
 from .structs_queue import (
     ibv_ah,
     ibv_ah_attr,

@@ -7,9 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import devinfo
-from ..device import device_names, open_device
 from ..errors import DeviceError, RdmaConnectError
+from ..objects.context import device_names, open_device
+from . import devinfo
 
 if TYPE_CHECKING:
     from .arguments import Commands

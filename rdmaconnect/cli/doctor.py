@@ -7,12 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ..endpoint import Options
+from ..agreement.endpoint import Options
 from ..exchange.url import DEFAULT_PORT, host_of, tcp_url
 from .arguments import seconds, tcp_port
 
 if TYPE_CHECKING:
-    from ..diagnose import Attempt, Host
+    from ..doctor import Attempt, Host
     from .arguments import Commands
 
 __all__ = ["add"]
@@ -44,7 +44,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from ..diagnose import gather, serve  # the other commands do without
+    from ..doctor import gather, serve  # the other commands do without
 
     if args.serve and (args.host or args.json):
         args.parser.error("--serve takes neither HOST nor --json")
@@ -63,8 +63,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _host(host: Host, as_object: bool) -> int:
-    from ..diagnose import examine
-    from ..diagnose.report import as_json, host_lines
+    from ..doctor import examine
+    from ..doctor.report import as_json, host_lines
 
     findings = examine(host)
     if as_object:
@@ -75,8 +75,8 @@ def _host(host: Host, as_object: bool) -> int:
 
 
 def _pair(host: Host, url: str, options: Options, args: argparse.Namespace) -> int:
-    from ..diagnose import examine, visit
-    from ..diagnose.report import as_json, host_lines, visit_lines
+    from ..doctor import examine, visit
+    from ..doctor.report import as_json, host_lines, visit_lines
 
     findings = examine(host)
     if not args.json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import errors
 from ..abi import WcStatus
 from ..hints import HINTS
-from ..themes import CLASSES, THEMES
+from .themes import CLASSES, THEMES
 
 if TYPE_CHECKING:
     from .arguments import Commands

@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import plot, report
 from ..abi import QpType
-from ..connect import connect
-from ..connection import Connection
-from ..endpoint import MTU_BYTES, Options
+from ..agreement.endpoint import MTU_BYTES, Options
 from ..exchange.url import DEFAULT_PORT, tcp_url
-from ..listener import listen
-from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, sweep
-from ..trace import Mark
+from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, plot, report, sweep
+from ..session.connect import connect
+from ..session.connection import Connection
+from ..session.listen import listen
+from ..session.trace import Mark
 from .arguments import count, seconds, tcp_port
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from ..abi import QpType, bits
-from ..transitions import TABLE
+from ..agreement.transitions import TABLE
 
 if TYPE_CHECKING:
     from .arguments import Commands

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Protocol
 
 from ..errors import AuthenticationError, PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
-from ..fork import in_child
+from ..runtime.fork import in_child
 from . import link, service
 from .budget import BYTES, Budget
 from .curve import Keys

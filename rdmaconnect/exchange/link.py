@@ -18,7 +18,7 @@ import threading
 import zmq
 
 from ..errors import VerbsError
-from ..fork import in_child
+from ..runtime.fork import in_child
 from .curve import Keys
 from .zmtp import CURVE_ADDS
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ..errors import VerbsError
-from ..fork import in_child
+from ..runtime.fork import in_child
 
 __all__ = ["at_end", "do", "loop", "soon"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
-from ..fork import in_child
+from ..runtime.fork import in_child
 from . import link, service
 
 __all__ = ["admit", "forget"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from ..connection import Connection
 from ..errors import DeviceError, RdmaConnectError
-from ..memory import MR
+from ..objects.memory import MR
+from ..session.connection import Connection
 
 __all__ = ["BLANK", "Buffer", "PayloadError", "check_memory", "payload"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from ..abi import QpType
-from ..endpoint import RemoteRegion
+from ..agreement.endpoint import RemoteRegion
 from ..errors import RdmaConnectError, RemoteProtocolError
 
 __all__ = ["LARGEST", "MAX_BATCH", "MAX_CONNECTIONS", "OPS", "Answer", "Op", "Plan", "PlanRefused", "sweep"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ..endpoint import Endpoint, GidEntry
+from ..agreement.endpoint import Endpoint, GidEntry
 
 __all__ = ["COLUMNS", "Report", "Row", "Samples", "describe_end", "percentiles"]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ..connection import Connection
-from ..endpoint import MTU_BYTES, RemoteRegion
+from ..agreement.endpoint import MTU_BYTES, RemoteRegion
 from ..errors import PeerClosed, RdmaConnectError
+from ..session.connection import Connection
 from .contents import Buffer, check_memory
 from .plan import MAX_BATCH, OPS, Answer, Plan, PlanRefused
 from .result import Report, Row, Samples, describe_end

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..connection import Connection
-from ..deadline import Deadline
-from ..endpoint import RemoteRegion
+from ..agreement.endpoint import RemoteRegion
 from ..errors import RemoteProtocolError
+from ..runtime.deadline import Deadline
+from ..session.connection import Connection
 from .contents import Buffer, PayloadError, payload
 
 __all__ = ["CALLERS", "SERVERS", "Turn"]

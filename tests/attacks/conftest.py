@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from software import Software
 
-from rdmaconnect import device
+from rdmaconnect.objects import context as device
 
 from .campaign import LINES, Campaign, campaign, until
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from rdmaconnect.errors import RemoteProtocolError
-from rdmaconnect.messages import Hello, Reply
-from rdmaconnect.wire import MAX_FRAME, MAX_PORTS, MAX_QPS, MAX_REGIONS, decode
+from rdmaconnect.protocol.codec import MAX_FRAME, MAX_PORTS, MAX_QPS, MAX_REGIONS, decode
+from rdmaconnect.protocol.messages import Hello, Reply
 
 from . import hostile
 from .campaign import Campaign

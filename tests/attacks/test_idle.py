@@ -10,8 +10,8 @@ import pytest
 from software import Software
 
 import rdmaconnect
-from rdmaconnect import conversation, incoming
 from rdmaconnect.exchange import budget, channel
+from rdmaconnect.session import conversation, incoming
 
 from . import hostile
 from .campaign import Campaign, aside, pair, scaled, status

@@ -14,14 +14,14 @@ from typing import Any
 from conftest import PATIENCE, Node
 
 from rdmaconnect.abi import AccessFlags, QpState, QpType, WcStatus
-from rdmaconnect.address import AddressHandle, UdAddress
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.endpoint import GidEntry, RemoteRegion
-from rdmaconnect.memory import FULL_ACCESS, MR, PD
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import QueuePair, RecvRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
+from rdmaconnect.agreement.endpoint import GidEntry, RemoteRegion
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.objects.address import AddressHandle, UdAddress
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
 
 SIZE = 2 * mmap.PAGESIZE
 #: the running kernel, (major, minor): rxe has grown

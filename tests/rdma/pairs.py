@@ -12,21 +12,14 @@ from types import SimpleNamespace
 from conftest import Node
 
 from rdmaconnect import verbs
-from rdmaconnect.abi import (
-    QpState,
-    QpType,
-    SendFlags,
-    WrOpcode,
-    ibv_send_wr,
-    ibv_sge,
-)
-from rdmaconnect.address import AddressHandle
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.memory import PD
-from rdmaconnect.path import ACCESS, AhAttr
-from rdmaconnect.queuepair import QueuePair, RecvRequest
-from rdmaconnect.srq import SRQ
+from rdmaconnect.abi import QpState, QpType, SendFlags, WrOpcode, ibv_send_wr, ibv_sge
+from rdmaconnect.agreement.path import ACCESS, AhAttr
+from rdmaconnect.objects.address import AddressHandle
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest
+from rdmaconnect.objects.srq import SRQ
 
 DEPTH = 16
 GRH = 40

@@ -11,13 +11,13 @@ from conftest import Node
 from ends import QKEY, end_on, ipv4_gid, joined
 
 from rdmaconnect.abi import QpType, WcFlags
-from rdmaconnect.address import AddressHandle, UdAddress, path_back
-from rdmaconnect.device import open_device
-from rdmaconnect.endpoint import Gid
+from rdmaconnect.agreement.endpoint import Gid
+from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import SendRequest
+from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import SendRequest
 
 UD = QpType.UD
 

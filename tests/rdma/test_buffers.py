@@ -15,7 +15,7 @@ import pytest
 
 from rdmaconnect import Connection, VerbsError
 from rdmaconnect.abi import AccessFlags
-from rdmaconnect.buffers import hold
+from rdmaconnect.objects.buffers import hold
 
 Pair = tuple[Connection, Connection]
 SIZE = 48

@@ -24,12 +24,12 @@ from rdmaconnect.abi import (
     bits,
     ibv_cq_init_attr_ex,
 )
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.completion_ex import STANDARD_WC_FLAGS, CQEx
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.completion_ex import STANDARD_WC_FLAGS, CQEx
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.runtime.deadline import Deadline
 
 
 @pytest.fixture

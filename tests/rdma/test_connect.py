@@ -26,9 +26,9 @@ from rdmaconnect import (
     StateError,
 )
 from rdmaconnect.abi import Mtu, QpState, QpType
-from rdmaconnect.messages import Hello
-from rdmaconnect.path import Wish
-from rdmaconnect.wire import encode
+from rdmaconnect.agreement.path import Wish
+from rdmaconnect.protocol.codec import encode
+from rdmaconnect.protocol.messages import Hello
 
 Pair = tuple[Connection, Connection]
 
@@ -233,10 +233,10 @@ def test_a_stranger_is_told_what_is_wrong(node1: Node, node2: Node, frame: bytes
 def test_a_half_open_connection_ends_when_the_peer_does_not_go_on(
     node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rdmaconnect.incoming, "HALF_OPEN_S", 2.0)
+    monkeypatch.setattr(rdmaconnect.session.incoming, "HALF_OPEN_S", 2.0)
 
     def hello() -> bytes:
-        with rdmaconnect.device.open_device(node1.device) as context:
+        with rdmaconnect.objects.context.open_device(node1.device) as context:
             address = context.port(1).address(context.query_device(), Options())
         return encode(Hello(bytes(range(16)), (Endpoint(QpType.RC, 17, 1, address, 100),), Wish(), {}))
 
@@ -297,7 +297,7 @@ def test_gids_of_two_families_cannot_be_joined_and_both_ends_say_so(node1: Node,
 
 def _index(node: Node, start: str) -> int:
     def look() -> int:
-        with rdmaconnect.device.open_device(node.device) as context:
+        with rdmaconnect.objects.context.open_device(node.device) as context:
             return next(g.gid_index for g in context.port(1).gids if str(g.gid).startswith(start))
 
     return int(node.call(look))
@@ -344,7 +344,7 @@ def test_a_failed_attempt_leaves_nothing_behind_while_another_connection_lives(
 
 def test_the_default_options_are_within_the_device(node1: Node) -> None:
     def limits() -> Any:
-        with rdmaconnect.device.open_device(node1.device) as context:
+        with rdmaconnect.objects.context.open_device(node1.device) as context:
             return context.query_device()
 
     attr, options = node1.call(limits), Options().sizes()

@@ -15,10 +15,10 @@ from conftest import Node
 
 from rdmaconnect import DeviceError, LibraryError, StateError, VerbsError, verbs
 from rdmaconnect.abi import DeviceCapFlags, GidType, NodeType, OdpGeneralCaps, OdpTransportCaps, TransportType
-from rdmaconnect.device import Context, device_names, open_device
-from rdmaconnect.device_attr import DeviceAttr, guid_text
-from rdmaconnect.devinfo import describe, lines
-from rdmaconnect.port import LinkSpeed, LinkWidth, PhysState
+from rdmaconnect.cli.devinfo import describe, lines
+from rdmaconnect.objects.context import Context, device_names, open_device
+from rdmaconnect.objects.device_attr import DeviceAttr, guid_text
+from rdmaconnect.objects.port import LinkSpeed, LinkWidth, PhysState
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from pairs import DEPTH, End, ends
 
 from rdmaconnect import DeadlineExceeded, LibraryError, StateError, VerbsError, verbs
 from rdmaconnect.abi import EventType, PortState, QpAttrMask, QpState, QpType, SendFlags, WcStatus
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.deadline import Deadline
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.events import AsyncEvent, EventKind
+from rdmaconnect.objects.async_events import AsyncEvent, EventKind
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.runtime.deadline import Deadline
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ NURSERY = textwrap.dedent(
     """
     import os, signal, sys, time
     import rdmaconnect
-    from rdmaconnect.conversation import Conversation
+    from rdmaconnect.session.conversation import Conversation
 
     def die():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_killed(
     node1: Node, node2: Node, nurseries: dict[str, Nursery], side: str, did: str, kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(rdmaconnect.incoming, "HALF_OPEN_S", 3.0)
+    monkeypatch.setattr(rdmaconnect.session.incoming, "HALF_OPEN_S", 3.0)
     patience_s, nursery = 8.0, nurseries[side]
     before = time.monotonic()
     if side == "connector":

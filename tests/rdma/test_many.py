@@ -14,9 +14,9 @@ from conftest import NETNS, PATIENCE, Node, _enter
 
 import rdmaconnect
 from rdmaconnect import Connection
-from rdmaconnect.conversation import Conversation
-from rdmaconnect.handshake import Role
-from rdmaconnect.messages import Hello, Message, Proof, Ready
+from rdmaconnect.protocol.handshake import Role
+from rdmaconnect.protocol.messages import Hello, Message, Proof, Ready
+from rdmaconnect.session.conversation import Conversation
 
 
 def test_bulk_is_one_exchange_and_all_are_usable(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from ends import End, end_on, joined
 from test_operations import OPS, do, options
 
 from rdmaconnect.abi import AccessFlags, MwType, QpState, QpType, WcFlags, WcOpcode, WcStatus
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.memory import FULL_ACCESS, MR, MW, PD
-from rdmaconnect.queuepair import SendRequest
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD
+from rdmaconnect.objects.queuepair import SendRequest
 
 RC = QpType.RC
 BINDABLE = FULL_ACCESS | AccessFlags.MW_BIND

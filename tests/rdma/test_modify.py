@@ -14,12 +14,12 @@ from ends import QKEY, End, attributes, end_on, joined
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import AccessFlags, MigState, QpAttrMask, QpState, QpType, WcStatus, ibv_qp_attr
-from rdmaconnect.address import ah_struct
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.agreement.transitions import mask_of
 from rdmaconnect.errors import ModifyError, StateError
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import SendRequest
-from rdmaconnect.transitions import mask_of
+from rdmaconnect.objects.address import ah_struct
+from rdmaconnect.objects.queuepair import SendRequest
 
 M, S = QpAttrMask, QpState
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD

@@ -34,7 +34,8 @@ def _settle(node: Node, address: str) -> None:
     def there() -> bool:
         with contextlib.ExitStack() as stack:
             contexts = [
-                stack.enter_context(rdmaconnect.device.open_device(n)) for n in rdmaconnect.device.device_names()
+                stack.enter_context(rdmaconnect.objects.context.open_device(n))
+                for n in rdmaconnect.objects.context.device_names()
             ]
             return any(g.gid == wanted for c in contexts for p in c.ports() for g in p.gids)
 
@@ -227,6 +228,6 @@ def test_peers_that_are_hard_to_reach_hold_up_nobody_else(node1: Node, node2: No
 
 
 def _index_of(device: str, address: str) -> int:
-    with rdmaconnect.device.open_device(device) as context:
+    with rdmaconnect.objects.context.open_device(device) as context:
         wanted = rdmaconnect.Gid.parse(address)
         return next(g.gid_index for p in context.ports() for g in p.gids if g.gid == wanted)

@@ -13,13 +13,13 @@ from conftest import PATIENCE, Node, descriptors
 
 from rdmaconnect import ModifyError, StateError, VerbsError
 from rdmaconnect.abi import AccessFlags, LinkLayer, PortState, QpState, QpType, bits
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.deadline import Deadline, wait_readable
-from rdmaconnect.device import Context, device_names, open_device
-from rdmaconnect.memory import MR, PD
-from rdmaconnect.path import ACCESS, AhAttr
-from rdmaconnect.queuepair import QueuePair, RecvRequest
-from rdmaconnect.transitions import FIELDS, TABLE, M
+from rdmaconnect.agreement.path import ACCESS, AhAttr
+from rdmaconnect.agreement.transitions import FIELDS, TABLE, M
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import Context, device_names, open_device
+from rdmaconnect.objects.memory import MR, PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest
+from rdmaconnect.runtime.deadline import Deadline, wait_readable
 
 
 @pytest.fixture

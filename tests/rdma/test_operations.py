@@ -16,11 +16,11 @@ from ends import KERNEL, End, joined
 
 from rdmaconnect.abi import AccessFlags as Access
 from rdmaconnect.abi import QpSendOpsFlags, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
-from rdmaconnect.address import UdAddress
-from rdmaconnect.endpoint import RemoteRegion
-from rdmaconnect.queuepair import RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx
-from rdmaconnect.work import Work
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.objects.address import UdAddress
+from rdmaconnect.objects.operations import Work
+from rdmaconnect.objects.queuepair import RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 Ops = QpSendOpsFlags

@@ -23,9 +23,9 @@ from ends import KERNEL, End, attributes, end_on
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, ibv_qp_attr
-from rdmaconnect.address import ah_struct
+from rdmaconnect.agreement.transitions import DRIVERS, TABLE, diagnose
 from rdmaconnect.errors import StateError
-from rdmaconnect.transitions import DRIVERS, TABLE, diagnose
+from rdmaconnect.objects.address import ah_struct
 
 M, S = QpAttrMask, QpState
 SEED = 20261128

@@ -10,13 +10,13 @@ from conftest import Node
 from ends import End, end_on, joined
 
 from rdmaconnect.abi import QpState, QpType, SendFlags, WcStatus, WrOpcode
-from rdmaconnect.address import UdAddress
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import open_device
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import PostError, StateError
-from rdmaconnect.memory import PD, Sge
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.address import UdAddress
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD, Sge
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 

@@ -9,10 +9,10 @@ from conftest import Node
 from ends import end_on
 
 from rdmaconnect.abi import QpAttrMask, QpDataInOrderCaps, QpState, QpType, WrOpcode
-from rdmaconnect.attributes import Ece, QpAttr
 from rdmaconnect.errors import LibraryError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.qp_attr import Ece, QpAttr
+from rdmaconnect.objects.queuepair import QueuePair
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 TYPES = pytest.mark.parametrize("qp_type", [RC, UC, UD], ids=str)

@@ -30,12 +30,12 @@ from rdmaconnect.abi import (
     ibv_sge,
     ibv_wq_init_attr,
 )
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import LibraryError, PostError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import RecvRequest, SendRequest
-from rdmaconnect.queuepair_ex import QueuePairEx, RxHash
-from rdmaconnect.srq import XRCD
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import RecvRequest, SendRequest
+from rdmaconnect.objects.queuepair_ex import QueuePairEx, RxHash
+from rdmaconnect.objects.srq import XRCD
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 Ops = QpSendOpsFlags

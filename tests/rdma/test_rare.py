@@ -15,18 +15,18 @@ from conftest import PATIENCE, Node
 
 from rdmaconnect import abi, verbs
 from rdmaconnect.abi import ForkStatus, QpState, QpType, Rate, SrqType
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.domain import TD, ParentDomain
 from rdmaconnect.errors import LibraryError, VerbsError
-from rdmaconnect.imported import ImportedDM, ImportedMR, ImportedPD, import_device
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.regions import DM, NullMR
-from rdmaconnect.request import RecvRequest
-from rdmaconnect.srq import SRQ
-from rdmaconnect.steering import Counters, Flow, drop
-from rdmaconnect.workqueue import WQ, RwqIndTable
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.domain import TD, ParentDomain
+from rdmaconnect.objects.imported import ImportedDM, ImportedMR, ImportedPD, import_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.regions import DM, NullMR
+from rdmaconnect.objects.srq import SRQ
+from rdmaconnect.objects.steering import Counters, Flow, drop
+from rdmaconnect.objects.work_request import RecvRequest
+from rdmaconnect.objects.workqueue import WQ, RwqIndTable
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ from rdmaconnect import (
     StateError,
 )
 from rdmaconnect.abi import QpState, QpType
-from rdmaconnect.engine import Lane
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import QueuePair, SendRequest
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.objects.queuepair import QueuePair, SendRequest
+from rdmaconnect.session.engine import Lane
 
 pytestmark = pytest.mark.skipif(not NETNS, reason="the rig's two devices are in one namespace")
 
@@ -222,7 +222,7 @@ def down(node: Node) -> Iterator[None]:
         node.run("ip", "link", "set", node.netdev, "up")
         _wait_for_gid(node, f"::ffff:{node.address}")
         for _ in range(100):
-            with rdmaconnect.device.open_device(node.device) as context:
+            with rdmaconnect.objects.context.open_device(node.device) as context:
                 if context.port(1).state.name == "ACTIVE":
                     break
             time.sleep(0.1)
@@ -263,7 +263,7 @@ def test_r33_r34_a_type_and_a_place_that_there_is_not(node1: Node) -> None:
 
 
 def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["rdmaconnect.probe"], "PATIENCE_S", 3.0)
+    monkeypatch.setattr(sys.modules["rdmaconnect.session.probe"], "PATIENCE_S", 3.0)
 
     def other(lane: Lane, path: Any) -> Any:
         lane.qp.modify({"qkey": lane.endpoint.qkey ^ 1})

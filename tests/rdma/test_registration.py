@@ -12,12 +12,12 @@ from conftest import Node
 from ends import End, joined
 
 from rdmaconnect.abi import AccessFlags, AdviseMrAdvice, AdviseMrFlags, QpType
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import LibraryError, StateError, VerbsError
-from rdmaconnect.memory import FULL_ACCESS, MR, PD, Dmabuf
-from rdmaconnect.queuepair import RecvRequest, SendRequest
-from rdmaconnect.srq import SRQ
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD, Dmabuf
+from rdmaconnect.objects.queuepair import RecvRequest, SendRequest
+from rdmaconnect.objects.srq import SRQ
 
 RC, UD = QpType.RC, QpType.UD
 ON_DEMAND = FULL_ACCESS | AccessFlags.ON_DEMAND

@@ -10,12 +10,12 @@ from ends import end_on, joined
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpType, SrqInitAttrMask, SrqType, ibv_srq_init_attr_ex
-from rdmaconnect.completion import CQ
-from rdmaconnect.device import open_device
 from rdmaconnect.errors import LibraryError, PostError, StateError, VerbsError
-from rdmaconnect.memory import PD
-from rdmaconnect.queuepair import QueuePair, RecvRequest, SendRequest
-from rdmaconnect.srq import SRQ
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import PD
+from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.objects.srq import SRQ
 
 RC, UD = QpType.RC, QpType.UD
 

@@ -17,14 +17,16 @@ import stress
 from conftest import NETNS, PATIENCE, Node, _enter, connected, ours
 from threads import running
 
-from rdmaconnect import CompletionError, device, handle
+from rdmaconnect import CompletionError
 from rdmaconnect.abi import MwType, QpType
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.device import open_device
-from rdmaconnect.endpoint import RemoteRegion
-from rdmaconnect.memory import MR, MW, PD
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.srq import SRQ
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.objects import context as device
+from rdmaconnect.objects import owned as handle
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import MR, MW, PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.srq import SRQ
 
 SIZES = {"max_send_wr": 8, "max_recv_wr": 8}
 

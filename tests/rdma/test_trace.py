@@ -8,7 +8,7 @@ from conftest import PATIENCE, Node, connected
 
 import rdmaconnect
 from rdmaconnect import AsyncConnection, Connection
-from rdmaconnect.trace import Mark
+from rdmaconnect.session.trace import Mark
 
 CALLER = ["port", "prepared", "hello", "reply", "path", "joined", "ready", "proof", "proven", "connected"]
 CALLED = ["hello", "port", "prepared", "path", "reply", "ready", "joined", "proof", "proven", "connected"]

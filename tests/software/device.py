@@ -22,7 +22,7 @@ from rdmaconnect.abi import (
     ibv_device_attr,
     verbs_context,
 )
-from rdmaconnect.endpoint import Gid
+from rdmaconnect.agreement.endpoint import Gid
 
 from .arena import ALIVE, ARENA, Misused, Object, Refused
 from .calls import operations, verb

@@ -13,13 +13,13 @@ from typing import Any
 
 import rdmaconnect
 from rdmaconnect.abi import AccessFlags, QpState, QpType, WcStatus, ibv_wc
-from rdmaconnect.address import AddressHandle, UdAddress
-from rdmaconnect.completion import CQ, CompChannel
-from rdmaconnect.device import Context, open_device
-from rdmaconnect.memory import FULL_ACCESS, MR, PD
-from rdmaconnect.path import AhAttr
-from rdmaconnect.queuepair import QueuePair
-from rdmaconnect.request import RecvRequest
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.objects.address import AddressHandle, UdAddress
+from rdmaconnect.objects.completion import CQ, CompChannel
+from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.work_request import RecvRequest
 
 #: seconds that nothing here takes
 PATIENCE_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rdmaconnect.endpoint import Gid
+from rdmaconnect.agreement.endpoint import Gid
 
 
 @lru_cache(4096)

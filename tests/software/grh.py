@@ -6,7 +6,7 @@ import socket
 import struct
 from typing import Any
 
-from rdmaconnect.endpoint import GRH_BYTES, Gid
+from rdmaconnect.agreement.endpoint import GRH_BYTES, Gid
 
 __all__ = ["GRH_BYTES", "header", "source_and_target"]
 

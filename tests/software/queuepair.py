@@ -20,7 +20,7 @@ from rdmaconnect.abi import (
     ibv_qp_cap,
     ibv_srq,
 )
-from rdmaconnect.transitions import FIELDS, TABLE
+from rdmaconnect.agreement.transitions import FIELDS, TABLE
 
 from .arena import Object, Refused
 from .device import Port

@@ -1,0 +1,1 @@
+"""What two ends agree on: pure."""

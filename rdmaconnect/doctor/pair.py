@@ -1,0 +1,216 @@
+"""A pair of hosts: every way from here to there, each tried for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from ..abi import QpType
+from ..agreement.endpoint import MTU_BYTES, Endpoint, Options, PortAddress
+from ..agreement.path import Candidate, Wish
+from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
+from ..exchange.url import addresses, host_of, port_of, tcp_url
+from ..objects.context import rank_ports
+from ..protocol.handshake import Role
+from ..protocol.messages import Hello
+from ..runtime.deadline import Deadline, wait_readable
+from ..runtime.steps import run_apart
+from ..session.connect import close_all, one_way
+from ..session.connection import Connection
+from ..session.fallback import Ways
+from ..session.outgoing import Outgoing
+from ..session.terms import Terms, make_terms
+from ..session.trace import Trace
+from .causes import Ground, explain
+from .finding import Finding, Verdict
+from .matrix import Attempt, Matrix, ends, order
+from .netlink import neighbour, route
+from .remedies import remedy
+from .service import GREETING, QUESTION, SEPARATOR, TIMERS
+
+__all__ = ["Visit", "visit"]
+
+#: seconds that one pair may take
+EACH_S = 20.0
+_NO_DOCTOR = "ask for the ports there: what listens is rdmaconnect, but not `rdmaconnect doctor --serve`."
+#: RDMA reads that are timed, of which the quickest counts
+READS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What a visit to another host came to.
+
+    Args:
+        url: where it listens.
+        findings: of the exchange, and what the other host says of itself.
+        matrix: the pairs; None if the other host did not tell its ports.
+    """
+
+    url: str
+    findings: tuple[Finding, ...]
+    matrix: Matrix | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether a connection can be made."""
+        return self.matrix is not None and self.matrix.chosen is not None
+
+
+def visit(
+    peer: str, options: Options, deadline_s: float | None, tell: Callable[[Attempt], None] | None = None
+) -> Visit:
+    """Try every way to a host on which ``rdmaconnect doctor --serve`` runs.
+
+    Args:
+        peer: as for ``connect``.
+        options: ``device``, ``port_num`` and ``gid_index`` narrow what is tried here.
+        deadline_s: seconds for all of it; ways for which no time is left are given as untried.
+        tell: called after each attempt.
+
+    Returns:
+        The findings and the matrix; nothing is raised for what is wrong with a host or a network.
+
+    Raises:
+        ValueError: ``peer`` cannot be meant.
+    """
+    deadline = Deadline(deadline_s, ConnectTimeout)
+    trace = Trace(Role.CONNECTOR, deadline)
+    url = tcp_url(peer)
+    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
+    terms = make_terms("RC", given | TIMERS, None, b"", listens=False, secret=None, key=None, peer_key=None)
+    try:
+        where = addresses(host_of(url), port_of(url))
+        asking = Outgoing(url, where, terms.keys)
+        address = asking.address
+        ways = Ways(rank_ports(terms.options, address), terms, trace)
+        here = ways.mine()
+    except ValueError as e:
+        return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
+    except (RdmaConnectError, OSError) as e:
+        return Visit(url, (Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
+    try:
+        words, there = _ask(asking, here[0], deadline, trace)
+        if asking.address != address:  # a name has several addresses, and another one answered
+            ways = Ways(rank_ports(terms.options, asking.address), terms, trace)
+            here = ways.mine()
+    except (RdmaConnectError, OSError) as e:
+        return Visit(url, (_exchange_failed(url, e),))
+    findings = _said(words)
+    tried = []
+    for way in order(here, there):
+        if deadline.left_s <= 0:
+            tried.append(Attempt(way, tried=False))
+            continue
+        outgoing = Outgoing(url, where, terms.keys)
+        tried.append(_attempt(outgoing, way, Ways(ways.ports, terms, trace), terms, deadline))
+        if tell is not None:
+            tell(tried[-1])
+    matrix = Matrix(ends(here, [a.way.here for a in tried]), ends(there, [a.way.there for a in tried]), tuple(tried))
+    return Visit(url, (*findings, _verdict(matrix)), matrix)
+
+
+def _exchange_failed(url: str, error: RdmaConnectError | OSError) -> Finding:
+    port = url.rpartition(":")[2]
+    fix = remedy("serve", "open tcp", port=port) if isinstance(error, ConnectTimeout | RemoteProtocolError) else ""
+    return Finding("exchange", Verdict.FAIL, str(error), fix)
+
+
+def _ask(
+    outgoing: Outgoing, here: PortAddress, deadline: Deadline, trace: Trace
+) -> tuple[list[str], Sequence[PortAddress]]:
+    """What the other host says of itself, and its ports.
+
+    Raises:
+        RdmaConnectError: it does not answer, or what answers is no doctor.
+    """
+    asking = Endpoint(QpType.RC, 1, 0, here)  # no queue pair: it is refused before it is used
+
+    def question(ident: bytes) -> Hello:
+        return Hello(ident, (asking,), Wish(), {}, target=QUESTION)
+
+    try:
+        run_apart(outgoing.ask(question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
+    except PeerRejected as e:
+        if e.reason.startswith(GREETING):
+            return e.reason.split(SEPARATOR), [port for port in e.ports if isinstance(port, PortAddress)]
+        raise RemoteProtocolError(f"{_NO_DOCTOR} It says: {e.reason}") from None
+    finally:
+        outgoing.close()
+    raise RemoteProtocolError(_NO_DOCTOR)
+
+
+def _said(lines: Sequence[str]) -> list[Finding]:
+    """What the other host said of itself, as findings; they are warnings here, the matrix judges."""
+    found = [Finding("peer", Verdict.OK, f"{lines[0]}.")]
+    return found + [Finding("peer", Verdict.WARN, f"There: {line}") for line in lines[1:]]
+
+
+def _verdict(matrix: Matrix) -> Finding:
+    chosen, untried = matrix.chosen, sum(not attempt.tried for attempt in matrix.attempts)
+    left = f" {untried} pairs were left untried: the deadline passed." if untried else ""
+    if chosen is not None:
+        words = f"{chosen.way} is what connect() uses; path MTU {chosen.path_mtu}.{left}"
+        return Finding("pair", Verdict.OK, words)
+    if not matrix.there:
+        return Finding(
+            "pair", Verdict.FAIL, "The other host has no port that can be used.", "there: rdmaconnect doctor"
+        )
+    if not matrix.attempts:
+        words = "No GID here goes with one there: they differ in type (RoCE v1, v2), address family or scope."
+        return Finding("pair", Verdict.FAIL, words, "give both hosts addresses of one family: ip addr add")
+    more = "give it more time: --deadline" if untried else ""
+    return Finding("pair", Verdict.FAIL, f"No pair of ports could be connected.{left}", more)
+
+
+def _attempt(outgoing: Outgoing, way: Candidate, ways: Ways, terms: Terms, deadline: Deadline) -> Attempt:
+    """Connect by one way, send the probe both ways, read once, close."""
+    ways.take(way)
+    attempt = Attempt(way)
+    try:
+        mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
+        (connection,) = run_apart(one_way(Connection, outgoing, terms, ways, 1, mine, None), close_all)
+        with connection:
+            mtu = MTU_BYTES[connection.path.path_mtu]
+            attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))
+    except (RdmaConnectError, OSError) as e:
+        ground, words = _ground(way)
+        cause, fix = explain(way, e, ground, port_of(outgoing.url))
+        return replace(attempt, error=str(e), cause=cause, fix=fix, route=words, neighbour=ground.neighbour)
+    finally:
+        outgoing.close()
+    ground, words = _ground(way)
+    return replace(attempt, route=words, neighbour=ground.neighbour)
+
+
+def _latency(connection: Connection, left_s: float) -> float | None:
+    """The quickest of some RDMA reads, in microseconds; None where the devices have none."""
+    region = connection.remote.get("doctor")
+    if region is None or not connection.path.max_rd_atomic:
+        return None
+    into, times = bytearray(region.length), []
+    for _ in range(READS):
+        clock = Deadline(None)
+        connection.read(region, into=into, deadline_s=left_s)
+        times.append(clock.waited_s * 1e6)
+    return round(min(times), 1)
+
+
+def _ground(way: Candidate) -> tuple[Ground, str]:
+    """Route and neighbour between the GIDs of a way, as they are after the attempt."""
+    if not (way.here.gids and way.there.gids):
+        return Ground(), ""
+    mine, theirs = way.here.gids[0], way.there.gids[0]
+    found = route(mine.gid.address, theirs.gid.address, mine.netdev)
+    if found is None or found.errno:
+        return Ground(found), found.words if found else ""
+    hop = theirs.gid.address
+    if found.gateway:
+        with suppress(ValueError):
+            hop = type(hop)(found.gateway)
+    state = neighbour(hop, found.netdev or mine.netdev)
+    if state == "INCOMPLETE":  # still being asked
+        wait_readable((), Deadline(0.2))
+        state = neighbour(hop, found.netdev or mine.netdev)
+    return Ground(found, state), found.words

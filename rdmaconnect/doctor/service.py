@@ -1,0 +1,117 @@
+"""The other side of a pair: ``rdmaconnect doctor --serve``.
+
+A listener like any other, with one thing more: who asks for the device ``?`` is told, in the reject that
+answers it, what this host has and what is wrong with it. So a doctor learns the ports before it tries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..agreement.endpoint import Options
+from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
+from ..exchange.url import tcp_url
+from ..objects.context import Port
+from ..protocol.messages import Target
+from ..session.connection import Connection
+from ..session.incoming import Incoming
+from ..session.listen import Listener
+from ..session.terms import make_terms, parse_qp_type
+from .checks import examine
+from .finding import Verdict
+from .gather import gather
+
+__all__ = ["GREETING", "QUESTION", "SEPARATOR", "TIMERS", "Surgery", "open_surgery", "serve"]
+
+#: a connector that wants this is a doctor who asks what there is
+QUESTION = Target("?", 1)
+#: how the answer begins
+GREETING = "rdmaconnect doctor at "
+#: between its parts: what cannot be printed does not come through a reject
+SEPARATOR = " | "
+#: quicker to give up than a connection should be: 6 times 0.27 s
+TIMERS = {"timeout": 16, "retry_cnt": 6}
+#: seconds between two looks at who has gone
+_ROUND_S = 1.0
+
+
+class _Asked(DeviceError):
+    """Not a failure: the answer to the question."""
+
+
+class Surgery(Listener):
+    """A listener that answers the doctor's question."""
+
+    options: Options = Options()
+
+    def _ports(self, incoming: Incoming) -> list[Port]:
+        if incoming.hello.target != QUESTION:
+            return super()._ports(incoming)
+        with suppress(RdmaConnectError):
+            incoming.ports = self._offers(super()._ports(incoming))
+        raise _Asked(self.report())
+
+    def _report(self, incoming: Incoming, error: RdmaConnectError) -> bool:
+        return super()._report(incoming, error) and not isinstance(error, _Asked)
+
+    def report(self) -> str:
+        """The greeting, and a part for everything that is not as it should be."""
+        host = gather(self.options)
+        bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
+        return SEPARATOR.join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
+
+    def attend(self, say: Callable[[str], None]) -> None:
+        """Hold each connection until its doctor leaves; never returns.
+
+        Args:
+            say: told of each.
+
+        Raises:
+            StateError: the listener was closed.
+        """
+        held: list[Connection] = []
+        try:
+            while True:
+                held = _discharge(held)
+                with suppress(ConnectTimeout):
+                    held.append(self.accept(deadline_s=_ROUND_S))
+                    say(f"connected: {held[-1].local} to {held[-1].peer}")
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def open_surgery(address: str, options: Options) -> Surgery:
+    """Listen for doctors; see :func:`serve`."""
+    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
+    regions = {"doctor": bytearray(64)}
+    terms = make_terms("RC", given | TIMERS, regions, b"", listens=True, secret=None, key=None, peer_key=None)
+    surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
+    surgery.options = options
+    return surgery
+
+
+def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
+    """Serve doctors until interrupted.
+
+    Args:
+        address: where to listen, as for ``listen``.
+        options: ``device``, ``port_num`` and ``gid_index`` narrow what is offered.
+        say: told the address, and what comes of each doctor's attempts.
+
+    Raises:
+        OSError: the address is taken or not one of this host.
+    """
+    surgery = open_surgery(address, options)
+    with surgery:
+        say(f"listening on {surgery.url}")
+        surgery.attend(say)
+
+
+def _discharge(held: list[Connection]) -> list[Connection]:
+    """Close those whose doctor has left."""
+    for connection in held:
+        if connection.lost is not None:
+            connection.close()
+    return [connection for connection in held if not connection.closed]

@@ -1,0 +1,1 @@
+"""What owns a C object, one class of the verbs world per file."""

@@ -1,0 +1,489 @@
+"""What RDMA hardware this host has, and which port to use for a peer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .. import verbs
+from ..abi import LinkLayer, NodeType, PortState, TransportType, ValuesMask, ibv_port_attr
+from ..agreement.endpoint import Gid, GidEntry, Options
+from ..errors import DeviceError, LibraryError, StateError, VerbsError
+from ..runtime.fork import in_child, over_fork
+from .async_events import AsyncEvents
+from .device_attr import DeviceAttr, RtValues
+from .gid_table import LACKING, GidSlot, gid_attribute, read_gid_table
+from .interfaces import interface_index
+from .owned import Owned, exclusive
+from .port import Port
+
+__all__ = ["Context", "GidSlot", "Port", "device_names", "gid_is_here", "open_device", "rank_ports", "source_addresses"]
+
+
+class _Device(Owned):
+    """A ``struct ibv_context``: one in a process for each device, however many have opened it.
+
+    Its ``_lock`` is held while an asynchronous event is taken, and while anything is destroyed that one can be of.
+    """
+
+    def __init__(self, make: Callable[[], Any], name: str) -> None:
+        super().__init__(make, name)
+        self.events: AsyncEvents | None = None
+        #: those who have it open
+        self._uses: dict[int, None] = {}
+
+    def use(self, key: int) -> Any:
+        """One use more; the pointer. StateError where the last one was just given back."""
+        # first put down, then look: so does give_back, the other way round. The collector may be in either, so no lock
+        self._uses[key] = None
+        if self._due:
+            self.give_back(key)
+            raise StateError(f"open {self.name}: it is being closed.")
+        return self.pointer
+
+    def give_back(self, key: int) -> None:
+        """One use less; after the last one the device is due."""
+        self._uses.pop(key, None)
+        if not self._uses:
+            self._due = True
+            if self._uses:
+                self._due = False
+            elif _opened.get(self.name) is self:
+                _opened.pop(self.name, None)
+
+    def _release(self, pointer: Any) -> None:
+        verbs.ibv_close_device(pointer)
+
+
+class Context(Owned):
+    """One use of an opened device; made by :func:`open_device`.
+
+    Those who open the same device share it in C, and know nothing of one another: closing one use, even twice,
+    closes what was made with it, and takes nothing from the others. The last one closes the device.
+
+    Attributes:
+        name: the device's name.
+    """
+
+    def __init__(self, device: _Device) -> None:
+        self._device = device
+        super().__init__(lambda: device.use(id(self)), device.name, (device,))
+
+    def _release(self, pointer: Any) -> None:
+        """Nothing: it is the device's."""
+
+    def _freed(self, pointer: Any) -> None:
+        self._device.give_back(id(self))
+
+    def _answers(self) -> bool:
+        try:
+            verbs.ibv_query_device(self._device.pointer)
+        except VerbsError as e:
+            return e.errno not in (errno.EIO, errno.ENODEV)
+        return True
+
+    def is_same(self, other: Context) -> bool:
+        """Whether both are uses of the same opened device: what was made with one works with the other's."""
+        return self._device is other._device
+
+    def destroying(self, what: Owned) -> Any:
+        """The lock to be held while something is destroyed that an asynchronous event can be of.
+
+        Raises:
+            StateError: this thread is taking such an event, and destroying would wait for its acknowledgement.
+        """
+        events = self._device.events
+        if events is not None and events.taker == threading.get_ident():
+            raise StateError(f"close {what.name}: an event of the device is just being taken.")
+        return self._device._lock
+
+    # ---- the device
+
+    @property
+    def _struct(self) -> Any:
+        return self.pointer.contents
+
+    @property
+    @exclusive
+    def guid(self) -> int:
+        """The node GUID, 64 bits in host order. Source: ibv_get_device_guid(3)."""
+        return verbs.ibv_get_device_guid(self._struct.device)
+
+    @property
+    @exclusive
+    def index(self) -> int:
+        """The kernel's index of the device, -1 if it does not tell. Source: ibv_get_device_index(3)."""
+        return verbs.ibv_get_device_index(self._struct.device)
+
+    @property
+    @exclusive
+    def node_type(self) -> NodeType:
+        """What kind of node it is."""
+        return NodeType(self._struct.device.contents.node_type)
+
+    @property
+    @exclusive
+    def transport_type(self) -> TransportType:
+        """The wire protocol family; RoCE counts as IB."""
+        return TransportType(self._struct.device.contents.transport_type)
+
+    @property
+    @exclusive
+    def num_comp_vectors(self) -> int:
+        """Interrupt vectors that completion queues can use."""
+        return int(self._struct.num_comp_vectors)
+
+    @property
+    def events(self) -> AsyncEvents:
+        """The device's asynchronous events; one source for all who have opened it.
+
+        Source: ibv_get_async_event(3).
+        """
+        self.pointer  # noqa: B018
+        device = self._device
+        with _lock:
+            if device.events is None or device.events.closed:
+                device.events = AsyncEvents(device)
+            return device.events
+
+    @exclusive
+    def query_device(self) -> DeviceAttr:
+        """What the device can do, with the extended part where there is one.
+
+        Source: ibv_query_device_ex(3), ibv_query_device(3).
+        """
+        pointer = self.pointer
+        try:
+            return DeviceAttr.of_ex(verbs.ibv_query_device_ex(pointer))
+        except (LibraryError, VerbsError) as e:
+            if e.errno not in LACKING:
+                raise
+        return DeviceAttr.of(verbs.ibv_query_device(pointer))
+
+    @exclusive
+    def query_rt_values(self) -> RtValues:
+        """The device's raw clock.
+
+        Raises:
+            LibraryError: the provider does not have it.
+
+        Source: ibv_query_rt_values_ex(3).
+        """
+        values = verbs.ibv_query_rt_values_ex(self.pointer)
+        known = values.comp_mask & ValuesMask.RAW_CLOCK
+        return RtValues(values.raw_clock.tv_nsec + values.raw_clock.tv_sec * 10**9 if known else None)
+
+    # ---- its ports
+
+    @exclusive
+    def ports(self) -> tuple[Port, ...]:
+        """All ports as they are now. Source: ibv_query_port(3), ibv_query_gid_table(3)."""
+        attrs = self._port_attrs()
+        slots = read_gid_table(self.pointer, self.name, attrs)
+        return tuple(
+            _decoded(
+                self.name,
+                number,
+                bytes(attr),
+                tuple(verbs.ibv_query_pkey(self.pointer, number, i) for i in range(attr.pkey_tbl_len)),
+                tuple(
+                    (slot, gid_attribute(self.name, slot, "ndevs"))
+                    for slot in slots
+                    if slot.port_num == number and slot.gid_index <= 255
+                ),
+            )
+            for number, attr in attrs.items()
+        )
+
+    def port(self, port_num: int) -> Port:
+        """One port as it is now.
+
+        Raises:
+            DeviceError: if the device has no such port.
+        """
+        ports = self.ports()
+        for port in ports:
+            if port.port_num == port_num:
+                return port
+        raise self._no_port(port_num, [port.port_num for port in ports])
+
+    @exclusive
+    def gid_table(self) -> tuple[GidSlot, ...]:
+        """The filled slots of all ports' GID tables. Source: ibv_query_gid_table(3), or one slot after the other."""
+        return tuple(read_gid_table(self.pointer, self.name, self._port_attrs()))
+
+    @exclusive
+    def pkey_index(self, port_num: int, pkey: int) -> int:
+        """The first slot of a port's P_Key table that holds ``pkey``.
+
+        Args:
+            port_num: from 1.
+            pkey: 16 bits in host order; compared with its top bit, the membership.
+
+        Raises:
+            DeviceError: no such port, or no slot holds it.
+            ValueError: more than 16 bits.
+
+        Source: ibv_get_pkey_index(3).
+        """
+        if not 0 <= pkey <= 0xFFFF:
+            raise ValueError(f"pkey is {pkey:#x}: give 0 to 0xffff")
+        ports = self._port_attrs()
+        if port_num not in ports:
+            raise self._no_port(port_num, list(ports))
+        try:
+            return verbs.ibv_get_pkey_index(self.pointer, port_num, pkey)
+        except VerbsError:
+            there = ", ".join(f"{value:#06x}" for value in self.port(port_num).pkeys)
+            raise DeviceError(f"use P_Key {pkey:#06x} on {self.name} port {port_num}: the table has {there}.") from None
+
+    def _no_port(self, port_num: int, numbers: list[int]) -> DeviceError:
+        return DeviceError(
+            f"use port {port_num} of {self.name}: it has port{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}."
+        )
+
+    def _port_attrs(self) -> dict[int, Any]:
+        """port number -> ``struct ibv_port_attr``."""
+        pointer = self.pointer
+        numbers = range(1, verbs.ibv_query_device(pointer).phys_port_cnt + 1)
+        return {number: verbs.ibv_query_port(pointer, number) for number in numbers}
+
+
+@lru_cache(maxsize=64)
+def _decoded(
+    device: str, port_num: int, attr: bytes, pkeys: tuple[int, ...], slots: tuple[tuple[GidSlot, str], ...]
+) -> Port:
+    """The port; asked for with every connection, it hardly ever changes, and decoding costs more than asking."""
+    gids = tuple(GidEntry(Gid(slot.raw), slot.gid_type, slot.gid_index, netdev) for slot, netdev in slots)
+    return Port.of(device, port_num, ibv_port_attr.from_buffer_copy(attr), pkeys, gids)
+
+
+_NODES = Path("/dev/infiniband")
+#: held while devices are listed and opened; and over a fork, so that no thread is amid that in the child
+_lock = threading.RLock()
+#: name -> what is open in this process
+_opened: dict[str, _Device] = {}
+
+
+def _forked() -> None:
+    """In a forked process: nothing is open, and the lock is held by a thread that there is no more."""
+    global _lock
+    _lock = threading.RLock()
+    _opened.clear()
+
+
+over_fork(lambda: _lock.acquire(), lambda: _lock.release())
+in_child(_forked)
+
+
+@contextmanager
+def _device_list() -> Iterator[dict[str, tuple[object, str]]]:
+    """name -> (pointer, uverbs node's name), while the list is held."""
+    array, devices = verbs.ibv_get_device_list()
+    try:
+        yield {verbs.ibv_get_device_name(d): (d, d.contents.dev_name.decode()) for d in devices}
+    finally:
+        verbs.ibv_free_device_list(array)
+
+
+def device_names() -> list[str]:
+    """The names of the devices that this process can see, in the library's order.
+
+    Raises:
+        LibraryError: libibverbs is missing.
+        VerbsError: ENOSYS where the kernel has no RDMA.
+    """
+    with _device_list() as devices:
+        return list(devices)
+
+
+def open_device(name: str) -> Context:
+    """Open a device, or take another use of it if it is open in this process already.
+
+    Args:
+        name: as :func:`device_names` lists it.
+
+    Returns:
+        A use of it, to be closed.
+
+    Raises:
+        DeviceError: no such device; lists those there are.
+        VerbsError: it cannot be opened; ENOENT, EACCES and EPERM told apart.
+    """
+    with _lock:
+        while True:
+            device = _opened.get(name)
+            if device is None or device._due or device._gone:  # one that is gone may be back under its name
+                device = _opened[name] = _Device(lambda: _open(name), name)
+            try:
+                return Context(device)
+            except StateError:  # its last user has given it back at this very moment
+                continue
+
+
+def _open(name: str) -> Any:
+    with _device_list() as devices:
+        if name not in devices:
+            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else _why_none()
+            raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
+        pointer, node = devices[name]
+        try:
+            return verbs.ibv_open_device(pointer, doing=f"open {name}")
+        except VerbsError as e:
+            raise _why_not_opened(name, node, e) from None
+
+
+def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
+    """The library's errno is not reliable here: open the node again and see."""
+    try:
+        os.close(os.open(f"/dev/infiniband/{node}", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as e:
+        return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {name} (/dev/infiniband/{node})")
+    return error
+
+
+def source_addresses(host: str) -> list[Gid]:
+    """The addresses that this host would send from to reach ``host``, by the kernel's routes.
+
+    Args:
+        host: a name or an address, IPv6 without brackets.
+
+    Returns:
+        One for each address of the host that there is a route to; empty if none. Nothing is sent.
+    """
+    found = []
+    try:
+        infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # no such name, or nothing that could be one
+        return []
+    for family, kind, proto, _, address in infos:
+        with socket.socket(family, kind, proto) as probe:
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            found.append(Gid.parse(probe.getsockname()[0]))
+    return found
+
+
+def gid_is_here(entry: GidEntry) -> bool:
+    """Whether the GID is an address of this network namespace: only there can it be bound."""
+    address = entry.gid.address
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            scope = interface_index(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
+            probe.bind((str(address), 0) if address.version == 4 else (str(address), 0, 0, scope))
+        except OSError:
+            return False
+    return True
+
+
+def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
+    """How well a port suits: it has the address that the route starts from; a routable address; an address here."""
+    here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)]
+    return (
+        any(entry.gid in sources for entry in here),
+        any(not entry.gid.is_link_local for entry in here),
+        bool(here),
+    )
+
+
+def _of_the_kernel() -> list[str]:
+    """The devices that the kernel has, whether this process can use them or not."""
+    try:
+        return sorted(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return []
+
+
+def _why_none() -> str:
+    """Why no device is listed, and what to do."""
+    if kernel := _of_the_kernel():
+        return (
+            f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
+            "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
+            f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
+        )
+    if refused := _refused_node():
+        return f"there is none for this process. {refused}"
+    return (
+        "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
+        "in a container pass /dev/infiniband and see `rdma system show`."
+    )
+
+
+def _complaints() -> str:
+    """What the library itself says, for the end of a message."""
+    return "".join(f" {line.rstrip('.')}." for line in verbs.complaints())
+
+
+def _refused_node() -> VerbsError | None:
+    """Why the first device node here cannot be opened, or None: in exclusive mode only that tells of a device."""
+    for path in sorted(_NODES.glob("uverbs*")):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as e:
+            return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {path}")
+    return None
+
+
+def rank_ports(options: Options, host: str | None = None) -> list[Port]:
+    """The ports that could be used, the best first.
+
+    An explicit device or port wins. Otherwise: ACTIVE ports, first the one whose GID is the address
+    that the kernel's route to ``host`` starts from, then those with an address of this network
+    namespace.
+
+    Args:
+        options: ``device``, ``port_num`` and ``gid_index`` narrow the choice.
+        host: the peer's name or address, if known.
+
+    Returns:
+        At least one port.
+
+    Raises:
+        DeviceError: nothing fits; lists what was seen and what to do.
+        VerbsError, LibraryError: as :func:`device_names` and :func:`open_device`.
+    """
+    names = [options.device] if options.device is not None else device_names()
+    if not names:
+        raise DeviceError(f"find an RDMA device: {_why_none()}")
+    sources = source_addresses(host) if host else []
+    problems: list[str] = []
+    wanted_is_missing = False
+    found: list[tuple[tuple[bool, bool, bool], Port]] = []
+    for name in names:
+        try:
+            with open_device(name) as context:
+                ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
+        except (VerbsError, DeviceError) as e:
+            if options.device is not None or getattr(e, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+                raise
+            problems.append(str(e).rstrip("."))
+            continue
+        wanted = options.gid_index
+        fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
+        found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
+        problems += [f"{port} with {port.gid_words()}" for port in ports if port not in fit]
+        wanted_is_missing |= len(fit) < len(ports)
+        problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
+    if not found and wanted_is_missing:
+        raise DeviceError(
+            f"use gid_index {options.gid_index}: that slot is empty on every port. Seen: {'; '.join(problems)}. "
+            "Addresses come and go, and their slots with them: see `rdmaconnect devices`."
+        )
+    if not found:
+        raise DeviceError(
+            f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
+            "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
+        )
+    here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
+    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]

@@ -1,0 +1,504 @@
+"""Queue pairs: made, moved from state to state by the table, posted to."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from ctypes import POINTER, byref
+from typing import Any
+
+from .. import verbs
+from ..abi import (
+    AccessFlags,
+    MwType,
+    QpAttrMask,
+    QpDataInOrderCaps,
+    QpDataInOrderFlags,
+    QpState,
+    QpType,
+    SendFlags,
+    WrOpcode,
+    ibv_ece,
+    ibv_gid,
+    ibv_mw_bind,
+    ibv_qp_attr,
+    ibv_qp_rate_limit_attr,
+    ibv_recv_wr,
+    ibv_send_wr,
+)
+from ..abi import ibv_qp_init_attr as init_attr
+from ..agreement import transitions
+from ..agreement.endpoint import Gid
+from ..agreement.path import AhAttr
+from ..errors import ModifyError, PostError, StateError, VerbsError, hint_for
+from .address import RemoteSrq, UdAddress, ah_struct, route_words
+from .completion import CQ, apart_from, batch_locks
+from .fields import bits, put
+from .memory import MR, MW, PD
+from .operations import check_fits, check_open
+from .owned import Owned, exclusive, holding
+from .qp_attr import Ece, QpAttr, QpInitAttr
+from .srq import SRQ
+from .work_request import RecvRequest, SendRequest, post, post_error
+
+__all__ = ["QueuePair", "RecvRequest", "SendRequest"]
+
+#: all bits that a device can be asked about; none gives the rate limit back
+_QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
+#: for the hot path: looking up an enum's member costs as much as posting
+_RESET, _RTS = QpState.RESET, QpState.RTS
+
+
+class QueuePair(Owned):
+    """A queue pair, in RESET when made.
+
+    Any thread may use it, one at a time: who posts, asks or closes waits for who moves it, which takes seconds at
+    most (INIT to RTR on RoCE).
+
+    Args:
+        pd: its protection domain.
+        send_cq, recv_cq: where its completions go; may be the same.
+        qp_type: RC, UC, UD, ...
+        max_send_wr, max_recv_wr: outstanding work requests wanted on each side.
+        max_send_sge, max_recv_sge: scatter/gather entries wanted in each.
+        max_inline_data: bytes wanted to be sendable inline.
+        sq_sig_all: whether every send gives a completion.
+        srq: where it receives from, instead of a queue of its own; then ``max_recv_*`` do not count.
+        qp_context: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
+
+    Attributes:
+        qp_context: as given.
+        qp_num: its number, 24 bits.
+        qp_type, pd, srq: as given.
+        state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
+        cap: what the device gave, at least what was asked for (``struct ibv_qp_cap``).
+        max_tso_header: bytes of header that a TSO send may have.
+
+    Raises:
+        ValueError: an object of another device.
+        VerbsError: EINVAL above the device's limits, EOPNOTSUPP for a type it lacks, among others.
+
+    Source: ibv_create_qp(3).
+    """
+
+    max_tso_header = 0
+
+    def __init__(
+        self,
+        pd: PD,
+        send_cq: CQ,
+        recv_cq: CQ,
+        qp_type: QpType,
+        *,
+        max_send_wr: int,
+        max_recv_wr: int,
+        max_send_sge: int = 1,
+        max_recv_sge: int = 1,
+        max_inline_data: int = 0,
+        sq_sig_all: bool = False,
+        srq: SRQ | None = None,
+        qp_context: int = 0,
+    ) -> None:
+        parents = self._parents_of(pd, send_cq, recv_cq, srq)
+        init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
+        init.qp_context = bits("qp_context", qp_context, 64)
+        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
+        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
+
+        def make() -> Any:
+            _queues(init, send_cq, recv_cq, srq)
+            return verbs.ibv_create_qp(pd.pointer, init)
+
+        self._own(make, init, parents, qp_type, srq)
+
+    @staticmethod
+    def _parents_of(*things: Any) -> tuple[Any, ...]:
+        """What a queue pair stands on, all of one device."""
+        parents = tuple(thing for thing in things if thing is not None)
+        first = parents[0]
+        for thing in parents:
+            if not thing.context.is_same(first.context):
+                raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
+            if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
+                raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another protection domain")
+        return parents
+
+    def _own(
+        self, make: Callable[[], Any], init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None
+    ) -> None:
+        self.context = parents[0].context
+        self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
+        self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
+        self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
+        self._init, self.qp_context = init, int(init.qp_context or 0)
+        self._port_num = 0
+        self._groups: list[tuple[Gid, int]] = []
+        #: what each send must name: providers read it, and some would crash without it
+        self.target: Any = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}.get(qp_type)
+        self._bad_send = POINTER(ibv_send_wr)()
+        self._bad_recv = POINTER(ibv_recv_wr)()
+        self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
+
+        def made() -> Any:
+            handle = make()
+            self.qp_num: int = handle.contents.qp_num
+            self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
+            context = handle.contents.context
+            self._post_send = verbs.op("ibv_post_send", context)
+            self._post_recv = verbs.op("ibv_post_recv", context)
+            return handle
+
+        super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
+
+    def _locks_before(self) -> list[Any]:
+        return batch_locks(self._cqs, f"close {self.name}")
+
+    def _locks_after(self) -> list[Any]:
+        return [self.context.destroying(self)]
+
+    def _release(self, handle: Any) -> None:
+        while self._groups:
+            gid, lid = self._groups[-1]
+            verbs.ibv_detach_mcast(handle, _gid(gid), lid)
+            self._groups.pop()
+        verbs.ibv_destroy_qp(handle)
+
+    # ---- states and attributes
+
+    def move(self, to: QpState, path: object = None, optional: QpAttrMask = transitions.NONE) -> None:
+        """Take the next step of the state machine.
+
+        The table says which attributes the step needs; they are read from ``path`` by their C names.
+        INIT to RTR on RoCE resolves the peer's address and can block for seconds.
+
+        Args:
+            to: the state to enter.
+            path: an object with the attributes that the step needs, a ``Path`` for example.
+            optional: bits of the table's optional column to give as well.
+
+        Raises:
+            StateError: no such step.
+            ValueError: a value outside of its range.
+            ModifyError: the device refused; with all that is known.
+
+        Source: ibv_modify_qp(3).
+        """
+        self.pointer  # noqa: B018
+        attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
+        self._modify(attr, mask, to, path)
+
+    def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
+        """Change attributes given one by one, with or without a change of state.
+
+        Everything that the table or a value's range forbids is refused here, before the device is asked.
+
+        Args:
+            attr: field of ``ibv_qp_attr`` -> value; ``ah_attr`` and ``alt_ah_attr`` are ``AhAttr``. With
+                ``cur_qp_state`` the table is asked about that state: the device may have moved it.
+            mask: the bits that are meant, by default those of the fields that are given.
+
+        Raises:
+            ModifyError: EINVAL with ``missing`` and ``not_allowed`` bits, or the device refused.
+            StateError: no such transition.
+            ValueError: a name that is no attribute, a bit without its field, a value outside of its range.
+
+        Source: ibv_modify_qp(3).
+        """
+        self.pointer  # noqa: B018
+        change = transitions.change(self.qp_type, self.state, attr, mask)
+        if change.wrong:
+            raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
+        given = transitions.FIELDS.items()
+        meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
+        self._modify(meant, change.mask, change.to, None)
+
+    def _check_pkeys(self, attr: Mapping[str, Any]) -> None:
+        """Drivers take a P_Key index outside of the port's table, and no packet arrives."""
+        for index, port in (("pkey_index", "port_num"), ("alt_pkey_index", "alt_port_num")):
+            wanted, port_num = attr.get(index, 0), attr.get(port, self._port_num)
+            if wanted and port_num:
+                size = verbs.ibv_query_port(self.context.pointer, port_num).pkey_tbl_len
+                if wanted >= size:
+                    raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
+
+    def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
+        given = {name: ah_struct(value) if isinstance(value, AhAttr) else value for name, value in attr.items()}
+        struct = put(ibv_qp_attr(), **given)
+        # to RESET a provider takes its completions out of the queues
+        queues = self._cqs if to == _RESET else []
+        with apart_from(queues, f"move {self.name} to {to}"), self._alone("move"):
+            pointer = self.pointer
+            self._check_pkeys(attr)
+            number = verbs.ibv_modify_qp(pointer, struct, int(mask))
+            if number:
+                raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
+            self.state = to
+            if mask & QpAttrMask.PORT:
+                self._port_num = struct.port_num
+
+    def _alone(self, doing: str) -> AbstractContextManager[object]:
+        """To be held where no other thread may be amid something."""
+        return self._lock
+
+    def _refused(
+        self,
+        number: int,
+        mask: QpAttrMask,
+        to: QpState,
+        path: object,
+        change: transitions.Change | None = None,
+        ah: object = None,
+    ) -> ModifyError:
+        frm = self.state if change is None else change.frm
+        wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
+        hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
+        if wrong:
+            hint = f"The table says: {wrong}."
+        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
+            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
+        elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
+            hint = hint_for("ibv_modify_qp ALT_PATH", number)
+        elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
+            hint = hint_for("ibv_modify_qp AV", number)
+        elif self._found_in() != frm:
+            hint = f"The device has it in {self.state} by now."
+        port = getattr(path, "port_num", None)
+        where = f" port {port}" if port is not None else ""
+        return ModifyError(
+            number,
+            f"move {self.name}{where} {frm}->{to}",
+            qp_num=self.qp_num,
+            frm=frm,
+            to=to,
+            mask=mask,
+            missing=wrong.missing,
+            not_allowed=wrong.not_allowed,
+            path=path,
+            hint=hint,
+        )
+
+    def _found_in(self) -> QpState:
+        """Ask the device for the state, which it may have changed by itself."""
+        with contextlib.suppress(VerbsError), self._lock:
+            self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
+        return self.state
+
+    @exclusive
+    def query(self, attr_mask: QpAttrMask | None = None) -> QpAttr:
+        """The attributes as the device has them now.
+
+        Args:
+            attr_mask: which are wanted, all by default; more may be filled in.
+
+        Source: ibv_query_qp(3).
+        """
+        return QpAttr.of(verbs.ibv_query_qp(self.pointer, int(_QUERY if attr_mask is None else attr_mask))[0])
+
+    @exclusive
+    def query_init(self) -> QpInitAttr:
+        """What it was made with, as the device has it. Source: ibv_query_qp(3)."""
+        return QpInitAttr.of(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.CAP))[1])
+
+    # ---- work
+
+    def post_send(self, request: SendRequest, *more: SendRequest) -> None:
+        """Post a send work request, or several as one list.
+
+        Raises:
+            PostError: ENOMEM when the queue is full, among others; those before the first bad one were posted.
+            StateError: the queue pair cannot send in its state, or an object that a request names is closed.
+            ValueError: a request does not fit this queue pair, or comes twice.
+
+        Source: ibv_post_send(3).
+        """
+        with self._lock:
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            if self.state < _RTS:
+                raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+            if more or request.work is not None or self.target is not None:
+                self._post_checked((request, *more))
+                return
+            number = self._post_send(pointer, request.wr, self._at_bad_send)
+            if number:
+                raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
+
+    def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
+        works = [request.work for request in requests]
+        bound: list[tuple[int, MW, int, Any]] = []
+        with holding(thing for work in works if work is not None for thing in work.holds()):
+            for work in works:
+                check_fits(work, self)
+            try:
+                for index, work in enumerate(works):
+                    if work is not None and work.bind is not None:
+                        (mw, mr), (_, rkey, info) = work.bind, work.args
+                        bound.append((index, mw, rkey, mw._bound(mr, info, rkey)))
+                post(self._post_send, self.pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
+            except BaseException as e:
+                posted = (e.posted if isinstance(e, PostError) else 0) or 0
+                for index, mw, _, before in reversed(bound):
+                    if index >= posted:
+                        mw._unbound(before)
+                bound = [one for one in bound if one[0] < posted]
+                raise
+            finally:
+                for _, mw, rkey, _ in bound:
+                    mw.rkey = rkey
+
+    def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
+        """Post a receive work request, or several as one list.
+
+        Raises:
+            PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
+            StateError: the queue pair is in RESET, or receives from a shared queue; or a region is closed.
+            ValueError: a request comes twice, or a region of another protection domain.
+
+        Source: ibv_post_recv(3).
+        """
+        with self._lock:
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            if self.state == _RESET or self.srq is not None:
+                why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
+                raise StateError(f"post a receive to {self.name}: {why}.")
+            if more or request.regions:
+                requests = (request, *more)
+                for region in {region for one in requests for region in one.regions}:
+                    check_open(region, self)
+                post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
+                return
+            number = self._post_recv(pointer, request.wr, self._at_bad_recv)
+            if number:
+                raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
+
+    def bind_mw(
+        self,
+        wr_id: int,
+        mw: MW,
+        mr: MR,
+        *,
+        offset: int = 0,
+        length: int | None = None,
+        access: AccessFlags | None = None,
+        flags: int = SendFlags.SIGNALED,
+    ) -> None:
+        """Post the binding of a type 1 window to a part of a region; ``mw.region`` holds once it has completed.
+
+        Args:
+            wr_id: 64 bits, handed back in the completion.
+            mw: the window.
+            mr: a region with ``MW_BIND`` access, of the same protection domain.
+            offset, length: the part, in bytes; by default all. A length of 0 unbinds.
+            access: what the peer may do, by default everything remote.
+            flags: ``SendFlags``.
+
+        Raises:
+            ValueError: a window of type 2, a part outside of the region, ...
+            StateError: the queue pair cannot send in its state.
+            VerbsError: ENOMEM when the queue is full, among others.
+
+        Source: ibv_bind_mw(3).
+        """
+        if mw.mw_type != MwType.TYPE_1:
+            raise ValueError(f"bind {mw.name}: a bind_mw() work request binds type 2, this one type 1")
+        info = mw.bind_info(mr, offset, length, access)
+        if self.pd is None or mw.pd.base is not self.pd.base:
+            raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
+        bind = put(ibv_mw_bind(bind_info=info), wr_id=wr_id, send_flags=int(flags))
+        with self._lock, holding((mw, mr)):
+            if self.state < _RTS:
+                raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
+            before = mw._bound(mr, info, mw.rkey)
+            try:
+                verbs.ibv_bind_mw(self.pointer, mw.pointer, bind)
+            except BaseException:
+                mw._unbound(before)
+                raise
+            mw._bound(mr, info, mw.rkey)
+
+    # ---- multicast, and what only some devices have
+
+    @exclusive
+    def attach_mcast(self, gid: Gid, lid: int = 0) -> None:
+        """Receive what is sent to a multicast group, until :meth:`detach_mcast` or the end of the queue pair.
+
+        On RoCE the host's IP stack must be in the group too (``IP_ADD_MEMBERSHIP`` on the port's network
+        device); on InfiniBand the subnet manager must know the port as a member. librdmacm does either.
+
+        Args:
+            gid: the group, a multicast GID (ff00::/8, or ::ffff:224.0.0.0/100 for IPv4).
+            lid: its LID on InfiniBand, 0 on Ethernet.
+
+        Raises:
+            VerbsError: EINVAL for a queue pair other than UD, or what is no multicast GID.
+
+        Source: ibv_attach_mcast(3).
+        """
+        verbs.ibv_attach_mcast(self.pointer, _gid(gid), bits("lid", lid, 16))
+        self._groups.append((gid, lid))
+
+    @exclusive
+    def detach_mcast(self, gid: Gid, lid: int = 0) -> None:
+        """Leave a multicast group. Source: ibv_attach_mcast(3)."""
+        verbs.ibv_detach_mcast(self.pointer, _gid(gid), bits("lid", lid, 16))
+        if (gid, lid) in self._groups:
+            self._groups.remove((gid, lid))
+
+    @exclusive
+    def query_ece(self) -> Ece:
+        """The vendor's connection options that it would like; LibraryError where there are none.
+
+        Source: ibv_query_ece(3).
+        """
+        ece = verbs.ibv_query_ece(self.pointer)
+        return Ece(ece.vendor_id, ece.options)
+
+    @exclusive
+    def set_ece(self, ece: Ece) -> None:
+        """Set the vendor's connection options that both ends agreed on, before RTR. Source: ibv_set_ece(3)."""
+        verbs.ibv_set_ece(self.pointer, put(ibv_ece(), vendor_id=ece.vendor_id, options=ece.options))
+
+    @exclusive
+    def data_in_order(self, opcode: WrOpcode, flags: QpDataInOrderFlags | None = None) -> QpDataInOrderCaps:
+        """How far the bytes of a message reach memory in order; without ``RETURN_CAPS`` all or nothing.
+
+        Source: ibv_query_qp_data_in_order(3).
+        """
+        return QpDataInOrderCaps(verbs.ibv_query_qp_data_in_order(self.pointer, int(opcode), int(flags or 0)))
+
+    @exclusive
+    def limit_rate(self, rate_limit: int, max_burst_sz: int = 0, typical_pkt_sz: int = 0) -> None:
+        """Pace what it sends.
+
+        Args:
+            rate_limit: kbit/s, 0 for no limit.
+            max_burst_sz: the largest burst, bytes.
+            typical_pkt_sz: what a packet usually has, bytes.
+
+        Source: ibv_modify_qp_rate_limit(3).
+        """
+        attr = put(
+            ibv_qp_rate_limit_attr(), rate_limit=rate_limit, max_burst_sz=max_burst_sz, typical_pkt_sz=typical_pkt_sz
+        )
+        verbs.ibv_modify_qp_rate_limit(self.pointer, attr)
+
+
+def _queues(init: Any, send_cq: CQ | None, recv_cq: CQ | None, srq: SRQ | None) -> None:
+    """Where completions go and receives come from."""
+    if send_cq is not None:
+        init.send_cq = send_cq.pointer
+    if recv_cq is not None:
+        init.recv_cq = recv_cq.pointer
+    if srq is not None:
+        init.srq = srq.pointer
+
+
+def _gid(gid: Gid) -> ibv_gid:
+    struct = ibv_gid()
+    struct.raw[:] = gid.raw
+    return struct

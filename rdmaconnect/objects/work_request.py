@@ -1,0 +1,222 @@
+"""Work requests that are kept: built once, posted many times, alone or in lists."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, byref, pointer
+from itertools import pairwise
+from struct import Struct
+from typing import Any
+
+from .. import verbs
+from ..abi import SendFlags, WrOpcode, ibv_recv_wr, ibv_send_wr, ibv_sge
+from ..agreement.endpoint import RemoteRegion
+from ..errors import PostError, StateError
+from .address import UdAddress
+from .fields import bits
+from .memory import Sge
+from .operations import Operation, Work, local, regions
+
+__all__ = ["RecvRequest", "SendRequest", "fill_sges", "post"]
+
+_INLINE = int(SendFlags.INLINE)
+
+
+#: fields that lie side by side, to be set at once, which takes a third of the time
+_SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
+_WR_ID = Struct("=Q")  # ibv_send_wr: wr_id
+_HEAD = Struct("=iiI")  # num_sge, opcode, send_flags
+_RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
+_AT_HEAD, _AT_RDMA = ibv_send_wr.num_sge.offset, ibv_send_wr.wr.offset
+
+
+def fill_sges(array: Any, pieces: Sequence[Sge]) -> None:
+    """Write pieces into an array of ``struct ibv_sge`` that is long enough."""
+    for sge, piece in zip(array, pieces, strict=False):
+        sge.addr, sge.length, sge.lkey = piece.addr, piece.length, piece.lkey
+
+
+#: opcode -> the fields of ``ibv_send_wr`` that ``Operation.args`` go to, in that order
+_FIELDS: dict[WrOpcode, tuple[str, ...]] = {
+    WrOpcode.SEND: (),
+    WrOpcode.SEND_WITH_IMM: ("imm_data",),
+    WrOpcode.SEND_WITH_INV: ("invalidate_rkey",),
+    WrOpcode.RDMA_WRITE: ("wr.rdma.rkey", "wr.rdma.remote_addr"),
+    WrOpcode.RDMA_WRITE_WITH_IMM: ("wr.rdma.rkey", "wr.rdma.remote_addr", "imm_data"),
+    WrOpcode.RDMA_READ: ("wr.rdma.rkey", "wr.rdma.remote_addr"),
+    WrOpcode.ATOMIC_CMP_AND_SWP: ("wr.atomic.rkey", "wr.atomic.remote_addr", "wr.atomic.compare_add", "wr.atomic.swap"),
+    WrOpcode.ATOMIC_FETCH_AND_ADD: ("wr.atomic.rkey", "wr.atomic.remote_addr", "wr.atomic.compare_add"),
+    WrOpcode.BIND_MW: ("bind_mw.mw", "bind_mw.rkey", "bind_mw.bind_info"),
+    WrOpcode.LOCAL_INV: ("invalidate_rkey",),
+    WrOpcode.TSO: ("tso.hdr", "tso.hdr_sz", "tso.mss"),
+}
+#: those that need nothing but local bytes and remote ones
+_PLAIN = frozenset((WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ))
+
+
+class SendRequest(Work):
+    """A send work request, built once and posted many times; each operation replaces what it was before.
+
+    It is of one thread at a time, and so is a :class:`RecvRequest`.
+
+    Attributes:
+        wr: ``struct ibv_send_wr *`` as ctypes gives it.
+        work: the operation, or None after :meth:`fill`.
+    """
+
+    def __init__(self) -> None:
+        self._sges = (ibv_sge * 1)()
+        self._wr = ibv_send_wr(sg_list=self._sges, num_sge=1)
+        self.wr = pointer(self._wr)
+        self.work: Operation | None = None
+
+    def fill(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        addr: int,
+        length: int,
+        lkey: int,
+        *,
+        remote: RemoteRegion | None = None,
+        flags: SendFlags = SendFlags.SIGNALED,
+    ) -> SendRequest:
+        """Set everything for the next post: for the hot path.
+
+        Args:
+            wr_id: 64 bits, handed back in the completion.
+            opcode: SEND, RDMA_WRITE or RDMA_READ.
+            addr, length, lkey: the local bytes, below 2**32; a length of 0 sends an empty message.
+            remote: the remote ones, for RDMA.
+            flags: ``SendFlags`` without ``INLINE``.
+
+        Raises:
+            ValueError: another opcode, or inline: there is a method for it. Or a number that has more bits.
+        """
+        bits = int(flags)
+        if opcode not in _PLAIN or bits & _INLINE:
+            raise ValueError(f"fill in {opcode} with {flags}: use the operation's own method")
+        if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, bits)
+        wr = self._wr
+        _WR_ID.pack_into(wr, 0, wr_id)
+        _HEAD.pack_into(wr, _AT_HEAD, 1 if length else 0, opcode, bits)  # some devices read a length of 0 as 2 GiB
+        _SGE.pack_into(self._sges, 0, addr, length, lkey)
+        if remote is not None:
+            _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
+        self.work = None
+        return self
+
+    def _put(self, work: Operation) -> None:
+        names = _FIELDS.get(work.opcode)
+        if names is None:
+            raise StateError(f"{work.opcode}: ibv_post_send has no such request. Use a batch of an extended QP.")
+        wr = self._wr
+        wr.wr_id, wr.opcode, wr.send_flags, wr.imm_data = work.wr_id, int(work.opcode), work.flags, 0
+        self._place(work)
+        for name, value in zip(names, work.args, strict=False):
+            holder, _, field = name.rpartition(".")
+            for part in holder.split(".") if holder else ():
+                wr = getattr(wr, part)
+            setattr(wr, field, value)
+            wr = self._wr
+        if isinstance(work.to, UdAddress):
+            wr.wr.ud.ah, wr.wr.ud.remote_qpn = work.to.ah.pointer, work.to.remote_qpn
+            wr.wr.ud.remote_qkey = work.to.remote_qkey
+        elif work.to is not None:
+            wr.qp_type.xrc.remote_srqn = work.to.srqn
+        self.work = work
+
+    def _place(self, work: Operation) -> None:
+        """The local bytes; inline data gets a copy that lives as long as this object keeps it."""
+        pieces = work.pieces
+        if work.inline:
+            self._copy = ctypes.create_string_buffer(work.inline, len(work.inline))
+            pieces = (Sge(ctypes.addressof(self._copy), len(work.inline), 0),)
+        if len(pieces) > len(self._sges):
+            self._sges = (ibv_sge * len(pieces))()
+            self._wr.sg_list = self._sges
+        fill_sges(self._sges, pieces)
+        self._wr.num_sge = len(pieces)
+
+
+def _too_large(wr_id: int, addr: int, length: int, lkey: int, flags: int) -> ValueError:
+    """Which number does not fit."""
+    given = {"wr_id": (wr_id, 64), "addr": (addr, 64), "length": (length, 32), "lkey": (lkey, 32), "flags": (flags, 32)}
+    try:
+        for name, (value, width) in given.items():
+            bits(name, value, width)
+    except ValueError as e:
+        return e
+    raise AssertionError("all of them fit")
+
+
+class RecvRequest:
+    """A receive work request, built once and posted many times.
+
+    Args:
+        wr_id: 64 bits, handed back in the completion.
+        addr, length, lkey: the local bytes; a UD message needs 40 more, which come first.
+
+    Attributes:
+        wr: ``struct ibv_recv_wr *`` as ctypes gives it.
+        regions: the regions of its pieces, as far as they are known.
+    """
+
+    def __init__(self, wr_id: int, addr: int = 0, length: int = 0, lkey: int = 0) -> None:
+        self._hold(wr_id, (Sge(addr, length, lkey),) if length else ())
+
+    @classmethod
+    def scatter(cls, wr_id: int, sge: Sge | Sequence[Sge]) -> RecvRequest:
+        """A receive into one piece or several, filled in order."""
+        request = cls.__new__(cls)
+        request._hold(wr_id, local(sge, None)[0])
+        return request
+
+    def _hold(self, wr_id: int, pieces: Sequence[Sge]) -> None:
+        self._sges = (ibv_sge * len(pieces))()
+        fill_sges(self._sges, pieces)
+        self.regions = tuple(set(regions(pieces)))
+        self._wr = ibv_recv_wr(wr_id=bits("wr_id", wr_id, 64), sg_list=self._sges, num_sge=len(pieces))
+        self.wr = pointer(self._wr)
+
+
+def post(function: Callable[..., int], queue: Any, requests: Sequence[Any], verb: str, doing: str) -> None:
+    """Post requests as one list.
+
+    Args:
+        function: the provider's, as ``verbs.op`` gives it.
+        queue: the C pointer of what they are posted to.
+        requests: at least one, each only once.
+        verb: the verb's name.
+        doing: where they go, in words.
+
+    Raises:
+        ValueError: a request comes twice.
+        PostError: those before the first bad one were posted.
+    """
+    if len({id(request) for request in requests}) < len(requests):
+        raise ValueError(f"post a list {doing}: a request is in it twice")
+    for request, following in pairwise(requests):
+        request._wr.next = following.wr
+    bad = POINTER(type(requests[0]._wr))()
+    try:
+        number = function(queue, requests[0].wr, byref(bad))
+    finally:
+        for request in requests[:-1]:
+            request._wr.next = None
+    if number:
+        raise post_error(number, requests, bad, verb, doing)
+
+
+def post_error(result: int, requests: Sequence[Any], bad: Any, verb: str, doing: str) -> PostError:
+    """What went wrong, by the verb's result, and which request was the first that was not posted."""
+    number, hint = verbs.errno_of(verb, result), verbs.unexplained(verb, result) or None
+    address = ctypes.addressof(bad.contents) if bad else 0
+    for index, request in enumerate(requests):
+        if ctypes.addressof(request._wr) == address:
+            wr_id = request._wr.wr_id
+            which = f"post work request {index + 1} of {len(requests)} (wr_id {wr_id}) {doing}"
+            return PostError(verb, number, which, posted=index, wr_id=wr_id, hint=hint)
+    return PostError(verb, number, f"post {len(requests)} work requests {doing}", hint=hint)

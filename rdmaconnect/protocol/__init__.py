@@ -1,0 +1,1 @@
+"""What two ends say to each other, and its bytes: pure."""

@@ -1,0 +1,473 @@
+"""The messages of the out-of-band exchange, as bytes. Pure. This head is the protocol's specification.
+
+Transport
+    ZeroMQ (ZMTP 3, NULL or CURVE) over one TCP connection for each peer; both ends are a DEALER, and a ROUTER
+    is spoken with too. Each message is one frame, at most ``MAX_FRAME`` bytes; above 64 KiB only a hello that
+    asks for many queue pairs, and its reply. A connection whose first bytes are no ZMTP 3 greeting with the
+    mechanism expected is closed; so is one without a hello for 10 s. Default TCP port 18515.
+
+Encoding
+    One MessagePack map with text keys. Integers are MessagePack integers of any width, identifiers
+    are ``bin``, text is UTF-8. Unknown keys and unknown types of messages are ignored; a missing key or a
+    value out of range makes the message invalid. GIDs are 16 raw bytes in network order.
+
+Every message has
+    ======  =====  ==============================================================
+    key     type   meaning
+    ======  =====  ==============================================================
+    v       int    major version of the protocol, 1. Another one is refused.
+    t       text   ``hello``, ``reply``, ``ready``, ``joined``, ``proof``, ``beat``, ``reject`` or ``bye``
+    id      bin    16 random bytes, one per attempt to connect, chosen by the connector
+    ======  =====  ==============================================================
+
+hello (connector to listener) and reply (listener to connector) have besides
+    ======  =====  ==============================================================
+    qpt     int    ``ibv_qp_type``
+    qps     array  of [qp_num, psn, qkey], 1 to 4096; psn is the one its owner *sends from*;
+                   a reply has as many as the hello, in the same order
+    port    map    dev text, num, ll (``IBV_LINK_LAYER_*``), lid, mtu (``ibv_mtu``), grh bool,
+                   pkeys array of int, ord (RDMA reads and atomics this end issues at once), ird
+                   (those it answers at once), gids array of [gid bin 16, ``ibv_gid_type``, index,
+                   netdev text]; index and netdev are for messages to people only; msz, which may be
+                   missing (``max_msg_sz``)
+    rsz     int    payload bytes that each posted receive takes
+    mem     map    name -> [addr, length, rkey], at most 256 named memory regions
+    data    bin    the application's own, at most 4096 bytes
+    ======  =====  ==============================================================
+
+hello
+    wish    map    mtu (``ibv_mtu``), sl, tc, fl, pkey (int or nil), probe (bool: see below)
+    prev    bin    ``token`` of the reply to the connection that this one takes the place of, or nil
+    want    array  [device, port number, connector's GID, listener's GID] that the listener is to use,
+                   the GIDs 16 bytes or nil; or nil for its own choice
+    meet    bool   both sides call each other: see below
+    patience  int  may be missing: milliseconds for which the connector goes on waiting, at most 2**31 - 1
+
+reply
+    agree   map    cg and lg (the connector's and the listener's GID entry, both nil where LIDs are
+                   used), mtu, sl, tc, fl, pkey (15 bits)
+    ports   array  of port maps: all that the listener could use, at most 16
+    token   bin    may be missing: 16 random bytes, for ``prev`` of a later hello of the same connector. Only the
+                   two ends know them: they are sent nowhere else, and with key files the connector's key has to
+                   be the same besides
+
+hello and reply may have besides
+    beat    int    milliseconds, 100 to 60,000: the sender says ``beat`` so often, from its reply or its taking of
+                   the reply on, whatever its application is at. A peer that announced it and is silent for three
+                   of them, and 15 s at least, is gone. To a peer that announced none no beat and no joined is sent.
+
+ready (connector to listener): the connector is in RTS.
+
+joined (listener to connector): the listener is in RTS.
+
+proof (either way, after ready): the sender has received the peer's probes, whole.
+
+reply, ready and proof may have besides
+    doors   array  of [name, microseconds], at most 64: the doors of the handshake that the sender has gone
+                   through so far, names of at most 16 characters, times on its own clock since it began (the
+                   connector's call, the arrival of the hello). For people; missing means none. The doors
+                   ``hello``, ``reply`` and ``ready`` are where that message is sent, or has come.
+
+beat (either way, after the reply): nothing more. It is not answered.
+
+reject (either way, at any time)
+    stage   text   the door at which it failed, at most 64 characters
+    errno   int    0 to 4095; 0 if none
+    why     text   in words, at most 2048 characters
+    ports   array  of port maps, as in reply; empty from a connector
+    again   int    may be missing: the listener is busy; the connector may ask again, with a new id, after so many
+                   milliseconds, at most 60,000
+
+bye (either way, after ready)
+    why     text   in words, at most 2048 characters
+
+Conversation
+    hello -> reply -> ready. On hello the listener goes to RTR with the connector's values, receives
+    posted, and replies; the connector goes to RTR and RTS, and may send at once; on ready the listener
+    goes to RTS. A message that is repeated is answered the same way again.
+
+    A reject that lists ports lets the connector try again with ``want`` and a new id.
+
+    With ``probe`` each side, once in RTS, sends two messages over each queue pair: 16 bytes, and two
+    path MTUs and one byte (UD: one MTU; never above ``rsz``). Their contents are the id, the index of
+    the queue pair (4 bytes, network order), both repeated and cut to length. It says ``proof`` when it
+    has received the peer's. Over UC and UD, which may lose them, they are sent again until the peer's
+    proof comes. Only after both proofs does the application send.
+
+    With ``meet`` each side listens and says hello to the other. Of the two hellos the one with the
+    smaller id counts: its receiver answers it and takes its own back; its sender does not answer the
+    other.
+
+    A reject whose id is all zero answers bytes that could not be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgpack
+
+from ..abi import GidType, LinkLayer, Mtu, QpType
+from ..agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from ..agreement.path import Agreement, Wish
+from ..errors import RemoteProtocolError
+from .messages import Beat, Bye, Doors, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
+
+__all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
+
+VERSION = 1
+MAX_FRAME = 512 * 1024
+MAX_QPS = 4096
+MAX_REGIONS = 256
+MAX_PORTS = 16
+MAX_PRIVATE = 4096
+MAX_NAME = 256
+MAX_TEXT = 2048
+MAX_ERRNO = 4095
+MAX_DOORS = 64
+MAX_DOOR = 16
+MAX_US = 2**53
+MAX_MS = 2**31 - 1
+#: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
+#: in their numbers and names counted
+MAX_CONTAINERS = 128 * 1024
+_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
+TOKEN = 16
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of one message.
+
+    Args:
+        message: any of the eight.
+
+    Returns:
+        One frame.
+
+    Raises:
+        ValueError: if it would be larger than ``MAX_FRAME``, or names regions that the peer would refuse.
+    """
+    kind, put = _ENCODERS[type(message)]
+    frame: bytes = msgpack.packb({"v": VERSION, "t": kind, "id": message.id, **put(message)}, unicode_errors="replace")
+    if len(frame) > MAX_FRAME:
+        raise ValueError(f"the {kind} is {len(frame)} bytes long: at most {MAX_FRAME} may be sent")
+    return frame
+
+
+def decode(frame: bytes) -> Message | None:
+    """One message from its bytes.
+
+    Args:
+        frame: as it came; nothing in it is trusted.
+
+    Returns:
+        The message, every value in range; None for one of a type that this side does not know, which a later
+        version may send.
+
+    Raises:
+        RemoteProtocolError: if it is too long, not MessagePack, of another version, or invalid in any part.
+    """
+    if len(frame) > MAX_FRAME:
+        raise RemoteProtocolError(f"decode: the peer's frame has {len(frame)} bytes, at most {MAX_FRAME} are taken.")
+    # these bytes begin the arrays and maps, of which each costs far more to make than to send; others may be like them
+    if len(frame) - len(frame.translate(None, _CONTAINERS)) > MAX_CONTAINERS:
+        raise RemoteProtocolError(f"decode: the peer's {len(frame)} bytes have too many arrays and maps in them.")
+    try:
+        body = msgpack.unpackb(frame, strict_map_key=True)
+    except (ValueError, RecursionError, msgpack.UnpackException) as e:
+        raise RemoteProtocolError(
+            f"decode: the peer's {len(frame)} bytes are not a message ({type(e).__name__}). "
+            "Is it rdmaconnect that listens on that port?"
+        ) from None
+    if not isinstance(body, dict) or "v" not in body:
+        raise RemoteProtocolError("decode: the peer's frame has no version. Is it rdmaconnect on that port?")
+    if body["v"] != VERSION or type(body["v"]) is not int:
+        raise RemoteProtocolError(
+            f"decode: the peer speaks version {_short(body['v'])} of the protocol, this side {VERSION}. "
+            "Install the same major version of rdmaconnect on both."
+        )
+    try:
+        kind = _get(body, "t", str)
+        reader = _DECODERS.get(kind)
+        ident = _bytes(body, "id", 16, 16)
+        return None if reader is None else reader(ident, body)
+    except (ValueError, TypeError, OverflowError, RecursionError) as e:
+        raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
+
+
+def _short(value: object, limit: int = 60) -> str:
+    """What a peer sent, made safe for a line of text; of what may be nested too deep to print, the type."""
+    text = type(value).__name__ if isinstance(value, list | dict) else str(value)
+    return ascii(text)[1:-1][:limit]
+
+
+def _value(body: Any, key: str) -> Any:
+    if not isinstance(body, dict) or key not in body:
+        raise ValueError(f"{key} is missing")
+    return body[key]
+
+
+def _get(body: Any, key: str, kind: type[Any]) -> Any:
+    value = _value(body, key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _list(body: Any, key: str, most: int, least: int = 0) -> list[Any]:
+    value = _get(body, key, list)
+    if not least <= len(value) <= most:
+        raise ValueError(f"{key} has {len(value)} entries: {least} to {most} are allowed")
+    return list(value)
+
+
+def _row(value: Any, *kinds: type[Any]) -> list[Any]:
+    if not isinstance(value, list) or len(value) < len(kinds):
+        raise ValueError(f"an entry is {_short(value)}: {len(kinds)} values are due")
+    return [_get({"entry": v}, "entry", kind) for v, kind in zip(value, kinds, strict=False)]
+
+
+def _text(body: Any, key: str, most: int) -> str:
+    value = _get(body, key, str)
+    if len(value) > most:
+        raise ValueError(f"{key} has {len(value)} characters: at most {most} are allowed")
+    return value if value.isprintable() else "".join(c if c.isprintable() else "?" for c in value)
+
+
+def _int(body: Any, key: str, most: int, least: int = 0) -> int:
+    value: int = _get(body, key, int)
+    if not least <= value <= most:
+        raise ValueError(f"{key} is {value}: {least} to {most} are allowed")
+    return value
+
+
+def _bytes(body: Any, key: str, least: int, most: int) -> bytes:
+    value: bytes = _get(body, key, bytes)
+    if not least <= len(value) <= most:
+        raise ValueError(f"{key} has {len(value)} bytes: {least} to {most} are allowed")
+    return value
+
+
+def _optional_bytes(body: Any, key: str, size: int) -> bytes | None:
+    return None if _value(body, key) is None else _bytes(body, key, size, size)
+
+
+# ---- one pair for each thing that a message carries
+
+
+def _put_gid(entry: GidEntry | None) -> list[Any] | None:
+    return None if entry is None else [entry.gid.raw, int(entry.gid_type), entry.gid_index, entry.netdev]
+
+
+def _take_gid(value: Any) -> GidEntry:
+    raw, kind, index, netdev = _row(value, bytes, int, int, str)
+    return GidEntry(Gid(raw), GidType(kind), index, _text({"netdev": netdev}, "netdev", 64))
+
+
+def _put_port(port: PortAddress) -> dict[str, Any]:
+    return {
+        "dev": port.device,
+        "num": port.port_num,
+        "ll": int(port.link_layer),
+        "lid": port.lid,
+        "mtu": int(port.active_mtu),
+        "grh": port.grh_required,
+        "pkeys": list(port.pkeys),
+        "ord": port.max_rd_atomic,
+        "ird": port.max_dest_rd_atomic,
+        "gids": [_put_gid(entry) for entry in port.gids],
+        **_put_given(msz=port.max_msg_sz),
+    }
+
+
+def _take_port(body: Any) -> PortAddress:
+    return PortAddress(
+        device=_text(body, "dev", 64),
+        port_num=_get(body, "num", int),
+        link_layer=LinkLayer(_int(body, "ll", 255)),
+        lid=_get(body, "lid", int),
+        active_mtu=Mtu(_int(body, "mtu", 5, 1)),
+        grh_required=_get(body, "grh", bool),
+        pkeys=tuple(_list(body, "pkeys", 256)),
+        max_rd_atomic=_get(body, "ord", int),
+        max_dest_rd_atomic=_get(body, "ird", int),
+        gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
+        max_msg_sz=_take_given(body, "msz", 2**32 - 1),
+    )
+
+
+def check_names(regions: Collection[str]) -> None:
+    """Refuse names of regions, or a number of them, that a peer would refuse.
+
+    Raises:
+        ValueError: more than 256, longer than 256 characters, or not printable text.
+    """
+    if len(regions) > MAX_REGIONS:
+        raise ValueError(f"there are {len(regions)} regions: at most {MAX_REGIONS} may be named")
+    for name in regions:
+        if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
+            raise ValueError(f"a region's name is {name!r}: give printable text of at most {MAX_NAME} characters")
+
+
+def _put_side(message: Hello | Reply) -> dict[str, Any]:
+    first, regions = message.ends[0], message.regions
+    check_names(regions)
+    if len(message.private_data) > MAX_PRIVATE:
+        raise ValueError(f"private_data is {len(message.private_data)} bytes long: at most {MAX_PRIVATE} may be sent")
+    return {
+        "qpt": int(first.qp_type),
+        "qps": [[end.qp_num, end.psn, end.qkey] for end in message.ends],
+        "port": _put_port(first.port),
+        "rsz": first.recv_size,
+        "mem": {name: [r.addr, r.length, r.rkey] for name, r in regions.items()},
+        "data": message.private_data,
+    }
+
+
+def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion], bytes]:
+    qp_type, port = QpType(_int(body, "qpt", 255)), _take_port(_get(body, "port", dict))
+    rsz = _get(body, "rsz", int)
+    qps = [_row(value, int, int, int) for value in _list(body, "qps", MAX_QPS, 1)]
+    ends = tuple(Endpoint(qp_type, qp_num, psn, port, rsz, qkey) for qp_num, psn, qkey in qps)
+    mem = _get(body, "mem", dict)
+    if len(mem) > MAX_REGIONS:
+        raise ValueError(f"mem has {len(mem)} entries: at most {MAX_REGIONS} are allowed")
+    regions = {}
+    for name, value in mem.items():
+        addr, length, rkey = _row(value, int, int, int)
+        regions[_text({"name": name}, "name", MAX_NAME)] = RemoteRegion(addr, rkey, length)
+    return ends, regions, _bytes(body, "data", 0, MAX_PRIVATE)
+
+
+def _put_wish(wish: Wish) -> dict[str, Any]:
+    return {
+        "mtu": int(wish.path_mtu), "sl": wish.sl, "tc": wish.traffic_class, "fl": wish.flow_label, "pkey": wish.pkey,
+        "probe": wish.probe,
+    }  # fmt: skip
+
+
+def _take_wish(body: Any) -> Wish:
+    pkey = None if _value(body, "pkey") is None else _get(body, "pkey", int)
+    return Wish(*_take_classes(body), pkey, _get(body, "probe", bool))
+
+
+def _take_classes(body: Any) -> tuple[Mtu, int, int, int]:
+    return Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int)
+
+
+def _put_agreement(a: Agreement) -> dict[str, Any]:
+    return {
+        "cg": _put_gid(a.connector_gid), "lg": _put_gid(a.listener_gid),
+        "mtu": int(a.path_mtu), "sl": a.sl, "tc": a.traffic_class, "fl": a.flow_label, "pkey": a.pkey,
+    }  # fmt: skip
+
+
+def _take_agreement(body: Any) -> Agreement:
+    values = [_value(body, key) for key in ("cg", "lg")]
+    mine, theirs = (None if value is None else _take_gid(value) for value in values)
+    return Agreement(mine, theirs, *_take_classes(body), _int(body, "pkey", 0x7FFF, 1))
+
+
+def _errno(number: int) -> int:
+    return number if 0 <= number <= MAX_ERRNO else 0
+
+
+def _put_target(target: Target | None) -> list[Any] | None:
+    if target is None:
+        return None
+    return [target.device, target.port_num, target.connector_gid, target.listener_gid]
+
+
+def _take_target(value: Any) -> Target | None:
+    if value is None:
+        return None
+    device, port_num = _row(value, str, int)
+    gids = [_optional_bytes({"gid": gid}, "gid", 16) for gid in value[2:4]]
+    if len(gids) < 2:
+        raise ValueError("want has fewer than 4 values")
+    return Target(_text({"dev": device}, "dev", 64), _int({"num": port_num}, "num", 254, 1), *gids)
+
+
+def _put_given(**values: int | bytes) -> dict[str, Any]:
+    """Keys that may be missing: those without a value are."""
+    return {key: value for key, value in values.items() if value}
+
+
+def _take_given(body: Any, key: str, most: int, least: int = 0) -> int:
+    return _int(body, key, most, least) if key in body else 0
+
+
+def _take_ports(body: Any) -> tuple[PortAddress, ...]:
+    return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
+
+
+def _put_doors(doors: Doors) -> dict[str, Any]:
+    return {"doors": [[name[:MAX_DOOR], us] for name, us in doors[-MAX_DOORS:]]} if doors else {}
+
+
+def _take_doors(body: Any) -> Doors:
+    if "doors" not in body:
+        return ()
+    rows = [_row(value, str, int) for value in _list(body, "doors", MAX_DOORS)]
+    return tuple((_text({"door": name}, "door", MAX_DOOR), _int({"us": us}, "us", MAX_US)) for name, us in rows)
+
+
+def _put_hello(m: Hello) -> dict[str, Any]:
+    last = {"prev": m.prev, "want": _put_target(m.target), "meet": m.meet}
+    more = _put_given(beat=m.beat_ms, patience=min(m.patience_ms, MAX_MS))
+    return {**_put_side(m), "wish": _put_wish(m.wish), **last, **more}
+
+
+def _take_hello(ident: bytes, body: Any) -> Hello:
+    ends, regions, data = _take_side(body)
+    prev, target = _optional_bytes(body, "prev", 16), _take_target(_value(body, "want"))
+    return Hello(
+        ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool),
+        _take_given(body, "beat", 60_000, 100), _take_given(body, "patience", MAX_MS),
+    )  # fmt: skip
+
+
+def _put_reply(m: Reply) -> dict[str, Any]:
+    return {
+        **_put_side(m),
+        "agree": _put_agreement(m.agreement),
+        "ports": [_put_port(port) for port in m.ports],
+        **_put_doors(m.doors),
+        **_put_given(token=m.token, beat=m.beat_ms),
+    }
+
+
+def _take_reply(ident: bytes, body: Any) -> Reply:
+    ends, regions, data = _take_side(body)
+    agreement = _take_agreement(_get(body, "agree", dict))
+    token = _bytes(body, "token", TOKEN, TOKEN) if "token" in body else b""
+    return Reply(
+        ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body), token,
+        _take_given(body, "beat", 60_000, 100),
+    )  # fmt: skip
+
+
+def _put_reject(m: Reject) -> dict[str, Any]:
+    words = {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}
+    return {**words, "ports": [_put_port(port) for port in m.ports], **_put_given(again=m.again_ms)}
+
+
+def _take_reject(ident: bytes, body: Any) -> Reject:
+    words = _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
+    return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000))
+
+
+#: each type's name, how it is written, how it is read
+_KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
+    (Hello, "hello", _put_hello, _take_hello),
+    (Reply, "reply", _put_reply, _take_reply),
+    (Ready, "ready", lambda m: _put_doors(m.doors), lambda ident, body: Ready(ident, _take_doors(body))),
+    (Joined, "joined", lambda m: {}, lambda ident, body: Joined(ident)),
+    (Proof, "proof", lambda m: _put_doors(m.doors), lambda ident, body: Proof(ident, _take_doors(body))),
+    (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
+    (Reject, "reject", _put_reject, _take_reject),
+    (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),
+)
+_ENCODERS = {kind: (name, put) for kind, name, put, _ in _KINDS}
+_DECODERS = {name: take for _, name, _, take in _KINDS}

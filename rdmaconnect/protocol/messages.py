@@ -1,0 +1,131 @@
+"""The messages of the out-of-band exchange, as values. Pure; ``wire`` makes bytes of them and specifies them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..agreement.endpoint import Endpoint, PortAddress, RemoteRegion
+from ..agreement.path import Agreement, Wish
+
+__all__ = ["Beat", "Bye", "Doors", "Hello", "Joined", "Message", "Proof", "Ready", "Reject", "Reply", "Target"]
+
+
+#: (door, microseconds since the sender's start) of each door that the sender went through
+Doors = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a connector wants a listener to use.
+
+    Args:
+        device: name of the listener's device.
+        port_num: its port.
+        connector_gid, listener_gid: the pair, 16 bytes each, or None where LIDs are used.
+    """
+
+    device: str
+    port_num: int
+    connector_gid: bytes | None = None
+    listener_gid: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The connector's ends, its wishes and its named memory.
+
+    Args:
+        prev: what the reply of the connection that this one takes the place of was marked with (``token``).
+        beat_ms: the connector says every so many milliseconds that it is there, whatever its application is at;
+            0 if it does not.
+        patience_ms: how long the connector goes on waiting; 0 if it does not tell.
+    """
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    wish: Wish
+    regions: dict[str, RemoteRegion]
+    private_data: bytes = b""
+    prev: bytes | None = field(default=None, repr=False)
+    target: Target | None = None
+    meet: bool = False
+    beat_ms: int = 0
+    patience_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The listener's ends, what it agreed to and its named memory.
+
+    Args:
+        token: 16 bytes by which the connector may take this connection's place later, or none. They are known
+            to nobody else: they never travel over the data path.
+        beat_ms: as in :class:`Hello`.
+    """
+
+    id: bytes
+    ends: tuple[Endpoint, ...]
+    agreement: Agreement
+    regions: dict[str, RemoteRegion]
+    private_data: bytes = b""
+    ports: tuple[PortAddress, ...] = ()
+    doors: Doors = ()
+    token: bytes = field(default=b"", repr=False)
+    beat_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The connector is in RTS."""
+
+    id: bytes
+    doors: Doors = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The listener is in RTS: from here on its silence on the data path means something."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The sender has received the peer's probes, whole."""
+
+    id: bytes
+    doors: Doors = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The sender is there."""
+
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The sender gives up, and says where and why.
+
+    Args:
+        again_ms: the sender is busy: the same may be asked again after so many milliseconds; 0 if it need not be.
+    """
+
+    id: bytes
+    stage: str
+    errno: int
+    why: str
+    ports: tuple[PortAddress, ...] = ()
+    again_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The sender closes a connection that stood."""
+
+    id: bytes
+    why: str
+
+
+Message = Hello | Reply | Ready | Joined | Proof | Beat | Reject | Bye

@@ -1,0 +1,86 @@
+"""One deadline for a whole call, spent down by each of its waits."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections.abc import Iterable
+
+from ..errors import DeadlineExceeded
+
+__all__ = ["Deadline", "wait_readable", "wait_ready"]
+
+_POLL_MAX_MS = 2**31 - 1
+
+
+class Deadline:
+    """A point in time, and how much of the wait for it is left.
+
+    Args:
+        seconds: patience in seconds, 0 or more; None waits for ever.
+        error: the class that :meth:`check` raises.
+    """
+
+    def __init__(self, seconds: float | None, error: type[DeadlineExceeded] = DeadlineExceeded) -> None:
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(f"deadline_s is {seconds!r}: give seconds, 0 or more, or None to wait for ever")
+        self._started = time.monotonic()
+        self._seconds = math.inf if seconds is None else float(seconds)
+        self._error = error
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since this deadline was set."""
+        return time.monotonic() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, never below 0; ``math.inf`` without a limit."""
+        return max(0.0, self._seconds - self.waited_s)
+
+    @property
+    def left_ms(self) -> int | None:
+        """Milliseconds left, rounded up, at most what poll(2) takes; None without a limit."""
+        return None if math.isinf(self._seconds) else math.ceil(min(self.left_s * 1000, _POLL_MAX_MS))
+
+    def exceeded(self, stage: str, hint: str = "") -> DeadlineExceeded:
+        """The error that says the wait ran out at ``stage``."""
+        return self._error(stage, self.waited_s, hint)
+
+    def check(self, stage: str, hint: str = "") -> None:
+        """Raise if nothing is left.
+
+        Raises:
+            DeadlineExceeded: or the class given, with the stage and the seconds waited.
+        """
+        if self.left_s <= 0:
+            raise self.exceeded(stage, hint)
+
+
+def wait_ready(
+    readable: Iterable[int], writable: Iterable[int], deadline: Deadline, slice_ms: int | None = None
+) -> set[int]:
+    """Sleep until one of the descriptors is ready, the slice is over, or the deadline has passed.
+
+    Args:
+        readable: descriptors to be read.
+        writable: descriptors to be written.
+        deadline: how long to sleep at most.
+        slice_ms: milliseconds after which to look again anyway.
+
+    Returns:
+        Those that are ready; empty if time was up.
+    """
+    poller = select.poll()
+    for fd in readable:
+        poller.register(fd, select.POLLIN)
+    for fd in writable:
+        poller.register(fd, select.POLLOUT)
+    limits = [ms for ms in (deadline.left_ms, slice_ms) if ms is not None]
+    return {fd for fd, _ in poller.poll(min(limits) if limits else None)}
+
+
+def wait_readable(fds: Iterable[int], deadline: Deadline, slice_ms: int | None = None) -> set[int]:
+    """Sleep until one of the descriptors can be read; see :func:`wait_ready`."""
+    return wait_ready(fds, (), deadline, slice_ms)

@@ -1,0 +1,306 @@
+"""The story: how a host comes to hold one end of a connection.
+
+    str -> Options -> Port -> Prepared (INIT) -> Endpoint -> bytes -> Endpoint (theirs) -> Agreement
+    -> Path -> RTR -> RTS -> proof -> Connection
+
+One value is handed over at each door, and each door is one line of the log at DEBUG. Where the first
+choice of ports does not carry, the story is told again with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, overload
+
+from ..abi import QpType
+from ..agreement.path import Candidate, Wish
+from ..errors import ConnectTimeout, RdmaConnectError, StateError
+from ..exchange.url import addresses, host_of, loopback_of, port_of, tcp_url
+from ..objects.context import rank_ports
+from ..protocol.codec import MAX_MS
+from ..protocol.handshake import Role
+from ..protocol.messages import Hello, Ready, Reply
+from ..runtime.deadline import Deadline
+from ..runtime.steps import Call, Story, arun, call_apart, run_apart
+from ..verbs import library
+from .base import Joint, M, Middle
+from .connection import AsyncConnection, Connection
+from .conversation import BEAT_MS, Conversation
+from .fallback import Ways, say_more
+from .joining import close_handles, make_paths, prove, raise_lanes, used_ports
+from .outgoing import Outgoing
+from .prepared import Prepared
+from .terms import Terms, check_count, make_terms
+from .trace import Trace
+
+__all__ = ["aconnect", "connect", "find_ports", "look_up", "one_way", "patience_ms", "prepare", "raise_ends"]
+
+
+@overload
+def connect(peer: str, *, count: None = None, **arguments: Any) -> Connection: ...
+@overload
+def connect(peer: str, *, count: int, **arguments: Any) -> list[Connection]: ...
+def connect(
+    peer: str,
+    *,
+    qp_type: str | QpType = "RC",
+    count: int | None = None,
+    deadline_s: float | None = 30,
+    regions: Mapping[str, Any] | None = None,
+    private_data: bytes = b"",
+    via: Connection | None = None,
+    secret: str | bytes | None = None,
+    key: str | None = None,
+    peer_key: str | None = None,
+    **options: Any,
+) -> Connection | list[Connection]:
+    """Connect a queue pair, or many, to a listening peer.
+
+    The peer may start later: it is tried again until the deadline. Where the first choice of ports
+    does not carry, the others are tried.
+
+    Args:
+        peer: ``"host"``, ``"host:port"`` (port 18515 by default) or a ``tcp://`` url.
+        qp_type: ``"RC"``, ``"UC"`` or ``"UD"``.
+        count: how many connections to make in one exchange, 1 to 4096; then a list is returned. They
+            share the protection domain, the completion queue and its channel.
+        deadline_s: seconds for all of it, or None to wait for ever.
+        regions: named memory that the peer may use: name -> anything with a buffer.
+        private_data: for the peer's application, at most 4096 bytes.
+        via: for UD, a connection whose queue pair is used for this peer too.
+        secret: the shared secret that protects the exchange; by default RDMACONNECT_SECRET of the
+            environment, if set.
+        key, peer_key: instead, this side's ``.key_secret`` file and the listener's ``.key`` file.
+        **options: see :class:`Options`: ``device``, ``port_num``, ``gid_index``, ``path_mtu``, ...
+
+    Returns:
+        The :class:`Connection`, its queue pair in RTS and its data path proven; a list of them if
+        ``count`` was given.
+
+    Raises:
+        ValueError, TypeError: an argument that cannot be meant.
+        DeviceError, LibraryError, VerbsError: this host cannot.
+        ModifyError: the device refused a step, often since the peer cannot be reached from the GID used.
+        PeerMismatch, PeerRejected: the peer cannot, or both together cannot; with the reason.
+        CompletionError: the data path is broken; says what that means.
+        AuthenticationError: the two sides' keys do not fit.
+        RemoteProtocolError: what listens there is not rdmaconnect, or of another version.
+        ConnectTimeout: the deadline passed; says at which door.
+    """
+    terms = make_terms(
+        qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
+    )
+    library()  # without it there is nothing to wait for, on any system
+    story = connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via)
+    made = run_apart(story, close_all)
+    return made if count is not None else made[0]
+
+
+@overload
+async def aconnect(peer: str, *, count: None = None, **arguments: Any) -> AsyncConnection: ...
+@overload
+async def aconnect(peer: str, *, count: int, **arguments: Any) -> list[AsyncConnection]: ...
+async def aconnect(
+    peer: str,
+    *,
+    qp_type: str | QpType = "RC",
+    count: int | None = None,
+    deadline_s: float | None = 30,
+    regions: Mapping[str, Any] | None = None,
+    private_data: bytes = b"",
+    via: AsyncConnection | None = None,
+    secret: str | bytes | None = None,
+    key: str | None = None,
+    peer_key: str | None = None,
+    **options: Any,
+) -> AsyncConnection | list[AsyncConnection]:
+    """The same as :func:`connect` for asyncio; gives :class:`AsyncConnection`. Nothing blocks the event loop."""
+    deadline = Deadline(deadline_s, ConnectTimeout)
+    # a secret takes a while to be made into keys, and key files to be read
+    terms = await call_apart(
+        partial(
+            make_terms, qp_type, options, regions, private_data, listens=False, secret=secret, key=key,
+            peer_key=peer_key,
+        )
+    )  # fmt: skip
+    made = await arun(connect_story(AsyncConnection, peer, terms, check_count(count), deadline, via))
+    return made if count is not None else made[0]
+
+
+# ---- what both fronts share
+
+
+def connect_story(
+    front: type[M], peer: str, terms: Terms, count: int, deadline: Deadline, via: Middle | None = None
+) -> Story[list[M]]:
+    """Connect, trying one way after the other; see :func:`connect`."""
+    url = tcp_url(peer)
+    if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
+        raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
+    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    trace = Trace(Role.CONNECTOR, deadline)
+    try:
+        ports = [via._prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
+        first = outgoing.address
+        if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
+            yield from outgoing.reach(deadline)
+            if outgoing.address != first:
+                ports = yield find_ports(terms, outgoing.address, deadline)
+        trace.mark("port", "%s for %s", ports[0], url)
+        ways = Ways(ports, terms, trace)
+        while True:
+            try:
+                made = yield from one_way(front, outgoing, terms, ways, count, deadline, via)
+                break
+            except RdmaConnectError as e:
+                yield Call(partial(ways.failed, e, deadline))
+    except BaseException as e:
+        if isinstance(e, ConnectTimeout) and (local := loopback_of(outgoing.address)):
+            say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
+        outgoing.close()
+        raise
+    for connection in made:
+        connection.connect_s = deadline.waited_s
+        if count == 1 and via is None:
+            connection._again = partial(_again, url, terms)
+    trace.mark("connected", "%d in %.1f ms", count, deadline.waited_s * 1000)
+    return made
+
+
+def close_all(made: Sequence[Middle]) -> None:
+    """Close connections that nobody wants any more."""
+    for connection in made:
+        connection._close()
+
+
+def look_up(url: str, deadline: Deadline) -> Call:
+    """Ask for the addresses of the peer: a name server may take longer than the caller waits."""
+    host = host_of(url)
+    return Call(partial(addresses, host, port_of(url)), deadline, f"connect: look up {host}")
+
+
+def find_ports(terms: Terms, address: str, deadline: Deadline) -> Call:
+    """Rank this host's ports toward an address of the peer."""
+    return Call(partial(rank_ports, terms.options, address), deadline, "connect: find a port of this host")
+
+
+def one_way(
+    front: type[M],
+    outgoing: Outgoing,
+    terms: Terms,
+    ways: Ways,
+    count: int,
+    deadline: Deadline,
+    via: Middle | None,
+) -> Story[list[M]]:
+    """Prepare, attempt, prove, by the way that is tried now."""
+    prepared = via._prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
+    prepared.lend()
+    try:
+        joints = yield from _attempt(outgoing, prepared, terms, ways, deadline)
+        made = [front(prepared, lane, joint) for lane, joint in zip(prepared.lanes, joints, strict=True)]
+        yield from prove(made, terms, deadline)
+        return made
+    finally:
+        prepared.close()
+
+
+def prepare(make: Callable[[], Prepared], deadline: Deadline) -> Call:
+    """Make queue pairs."""
+    return Call(make, deadline, "connect: make the queue pairs", undo=Prepared.close)
+
+
+def _attempt(
+    outgoing: Outgoing,
+    prepared: Prepared,
+    terms: Terms,
+    ways: Ways,
+    deadline: Deadline,
+    prev: bytes | None = None,
+) -> Story[list[Joint]]:
+    """One hello, and what follows from it, up to RTS."""
+    trace = ways.trace
+    trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
+
+    def hello(ident: bytes) -> Hello:
+        return Hello(
+            ident, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev, ways.target,
+            beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
+        )  # fmt: skip
+
+    conversation = yield from outgoing.ask(hello, trace, deadline)
+    return (yield from raise_ends(conversation, prepared, terms, deadline, ways))
+
+
+def patience_ms(deadline: Deadline) -> int:
+    """What a listener is told of how long this side waits."""
+    return MAX_MS if deadline.left_ms is None else max(1, deadline.left_ms)
+
+
+def raise_ends(
+    conversation: Conversation,
+    prepared: Prepared,
+    terms: Terms,
+    deadline: Deadline,
+    ways: Ways | None = None,
+) -> Story[list[Joint]]:
+    """On reply: to RTR and RTS with the listener's values, and say that it is so."""
+    reply, trace = conversation.handshake.peer, conversation.trace
+    assert isinstance(reply, Reply)
+    try:
+        trace.mark("reply", "came")
+        why = ways.why() if ways is not None else ()
+        paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
+        if ways is not None:
+            ways.theirs = reply.ports
+            ways.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
+        trace.mark("path", "%s", "; ".join(paths[0].why))
+
+        def go_on() -> None:
+            deadline.check("move to RTR")
+            if conversation.left is not None:
+                raise conversation.failure("connect: move to RTR")
+
+        prepared.lend()
+        handles = yield Call(
+            partial(raise_lanes, prepared, paths, rts=True, go_on=go_on), deadline, "move to RTR",
+            undo=close_handles, finally_=prepared.close,
+        )  # fmt: skip
+        trace.mark("joined", "RTR, RTS")
+        trace.mark("ready", "sent")
+        try:
+            deadline.check("move to RTS")
+            conversation.say(Ready(conversation.id, trace.told()))
+        except BaseException:
+            close_handles(handles)
+            raise
+    except BaseException as e:
+        conversation.give_up(conversation.reject_of(e))
+        raise
+    token = reply.token or conversation.id
+    return [
+        Joint(end, path, conversation, reply.regions, reply.private_data, ah, token)
+        for end, path, ah in zip(reply.ends, paths, handles, strict=True)
+    ]
+
+
+def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None) -> Story[None]:
+    """Reconnect, on the side that called: the same queue pair, a new hello."""
+    deadline = Deadline(deadline_s, ConnectTimeout)
+    prev, trace = connection._known_as, Trace(Role.CONNECTOR, deadline)
+    connection._part()
+    prepared = connection._prepared
+    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    prepared.lend()
+    try:
+        yield Call(prepared.lanes[0].restart)
+        joints = yield from _attempt(outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev)
+        connection._join(joints[0])
+        yield from prove([connection], terms, deadline, again=True)
+    except BaseException:
+        outgoing.close()
+        raise
+    finally:
+        prepared.close()
+    trace.mark("connected", "anew in %.1f ms", deadline.waited_s * 1000)

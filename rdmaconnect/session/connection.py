@@ -1,0 +1,279 @@
+"""What a user holds at the end: a connected queue pair, blocking or for asyncio."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ..abi import AccessFlags
+from ..agreement.endpoint import RemoteRegion
+from ..objects.memory import MR
+from ..runtime.steps import arun, run, run_apart
+from .base import Middle
+
+__all__ = ["AsyncConnection", "Connection"]
+
+
+class Connection(Middle):
+    """A connected queue pair. Made by ``connect``, ``meet`` and ``Listener.accept``; a context manager.
+
+    Messages keep their boundaries and, over RC and UC, their order. Any thread may use it. Every
+    blocking call takes ``deadline_s``: seconds, or None to wait for ever.
+    """
+
+    def send(self, data: Any, *, deadline_s: float | None = 30) -> None:
+        """Send one message; over RC, wait until the peer's device has it.
+
+        Over UC and UD it returns when the device has sent it: what the peer has no receive for, or the
+        network loses, is lost silently.
+
+        Args:
+            data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is sent without a
+                copy; at most ``max_send_size`` bytes: what the peer's receives take, the ports' longest message,
+                and over UD the path MTU.
+            deadline_s: seconds.
+
+        Raises:
+            ValueError: longer than that, or an :class:`MR` of another connection.
+            DeadlineExceeded: the peer posted no receive in time; the message may still arrive.
+            CompletionError: the transfer failed.
+            PeerClosed, StateError: the connection is closed.
+
+        Source: ibv_post_send(3), ``IBV_WR_SEND``.
+        """
+        run(self._send(data, deadline_s))
+
+    def recv(self, *, deadline_s: float | None = 30) -> bytes:
+        """The next message.
+
+        Returns:
+            Its bytes, 0 to ``local.recv_size`` of them; the GRH of a datagram is left out.
+
+        Raises:
+            DeadlineExceeded: none came in time.
+            CompletionError: the queue pair failed.
+            PeerClosed, StateError: the connection is closed and no message is left.
+
+        Source: ibv_post_recv(3).
+        """
+        return run(self._recv(deadline_s))
+
+    def recv_into(self, buffer: Any, *, deadline_s: float | None = 30) -> int:
+        """The next message, into a writable buffer.
+
+        Args:
+            buffer: bytes-like, an array or a tensor, writable and in this host's memory.
+            deadline_s: seconds.
+
+        Returns:
+            How many bytes the message has.
+
+        Raises:
+            ValueError: the message is longer than the buffer; it stays the next one. Or a read-only buffer,
+                or one of a GPU.
+            DeadlineExceeded, CompletionError, PeerClosed, StateError: as :meth:`recv`.
+        """
+        return run(self._recv_into(buffer, deadline_s))
+
+    def write(
+        self,
+        data: Any,
+        region: RemoteRegion | str,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None = 30,
+    ) -> None:
+        """Write into the peer's memory; over RC, wait until it is there. Without ``imm`` the peer is not told.
+
+        What is longer than the ports' longest message goes in several, one after the other.
+
+        Args:
+            data: bytes-like, an array, a tensor, or an :class:`MR` of this connection, which is written without
+                a copy.
+            region: where to; the name of one of ``remote``, or a region that the peer sent.
+            offset: bytes from the region's start.
+            imm: 32 bits that the peer's :meth:`recv_imm` gives when all is there; it takes one of the
+                peer's receives. With it at least one byte is to be written.
+            deadline_s: seconds.
+
+        Raises:
+            ValueError: it does not fit into the region, or ``imm`` into 32 bits; or an :class:`MR` of another
+                connection.
+            KeyError: no region of that name.
+            CompletionError: REM_ACCESS_ERR where the region is closed or may not be written; after that
+                the connection is of no more use.
+            StateError: closed, or UD, which has no RDMA write.
+            DeadlineExceeded, PeerClosed: as :meth:`send`.
+
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
+        """
+        run(self._write(data, region, offset, deadline_s, imm))
+
+    def recv_imm(self, *, deadline_s: float | None = 30) -> int:
+        """Wait for the peer's next ``write`` with ``imm``: what it wrote is there.
+
+        Such writes keep their order; against messages they are not ordered.
+
+        Returns:
+            The 32 bits.
+
+        Raises:
+            StateError: closed, or UD, which has no RDMA write.
+            DeadlineExceeded, CompletionError, PeerClosed: as :meth:`recv`.
+
+        Source: ibv_poll_cq(3), ``IBV_WC_RECV_RDMA_WITH_IMM``.
+        """
+        return run(self._recv_imm(deadline_s))
+
+    def read(
+        self,
+        region: RemoteRegion | str,
+        length: int | None = None,
+        *,
+        offset: int = 0,
+        into: Any = None,
+        deadline_s: float | None = 30,
+    ) -> bytes | None:
+        """Read from the peer's memory. The peer is not told.
+
+        Args:
+            region: where from; a name out of ``remote``, or a region that the peer sent.
+            length: bytes; by default as many as ``into`` or the region has.
+            offset: bytes from the region's start.
+            into: a writable buffer, array or tensor, or an :class:`MR`, filled without a copy; else bytes are
+                returned.
+            deadline_s: seconds.
+
+        Returns:
+            The bytes, or None if ``into`` was given.
+
+        Raises:
+            ValueError: outside of the region, or ``into`` is read-only, shorter than ``length``, or an :class:`MR`
+                of another connection.
+            StateError: closed, or not RC, the only type with RDMA read.
+            KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
+
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
+        """
+        return run(self._read(region, length, offset, into, deadline_s))
+
+    def register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+        """Register memory on this connection's protection domain.
+
+        ``mr.region.to_bytes()`` is what the peer needs to write or read it. It is closed with the last
+        of the connections that were made together, or before.
+
+        Args:
+            buffer: bytes-like, array, mmap, shared memory, NumPy array, tensor (torch, DLPack, CUDA), in one
+                piece; (address, bytes); or a ``memory.Dmabuf``.
+            access: by default everything, or only remote reads for a read-only buffer.
+
+        Raises:
+            TypeError, ValueError, VerbsError: as :class:`MR`.
+
+        Source: ibv_reg_mr(3).
+        """
+        return self._register(buffer, access)
+
+    def reconnect(self, *, deadline_s: float | None = 30) -> None:
+        """Connect this same object anew, after its peer or the network failed.
+
+        The queue pair goes through RESET and gets a fresh PSN; registered memory stays. The side that
+        called ``connect`` calls the address again, where a new process may answer; the other side's
+        ``reconnect`` waits for that, or, in a new process, ``accept``.
+
+        Args:
+            deadline_s: seconds.
+
+        Raises:
+            StateError: closed, or made together with others.
+            RdmaConnectError: as ``connect`` and ``accept``; then the connection can be tried again.
+        """
+        run_apart(self._reconnect(deadline_s))
+
+    def close(self) -> None:
+        """Tell the peer, flush what is outstanding, free everything. Twice is fine.
+
+        Raises:
+            VerbsError: something could not be freed: it names all that stays. Close again later.
+        """
+        run_apart(self._closing())
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncConnection(Middle):
+    """The same for asyncio. Made by ``aconnect``, ``ameet`` and ``AsyncListener.accept``.
+
+    Arguments, results and errors are those of :class:`Connection`; nothing blocks the event loop.
+    Cancelling a call loses no message; what was posted may still be sent.
+    """
+
+    MOST_SPIN = 16
+
+    async def send(self, data: Any, *, deadline_s: float | None = 30) -> None:
+        """See :meth:`Connection.send`."""
+        await arun(self._send(data, deadline_s))
+
+    async def recv(self, *, deadline_s: float | None = 30) -> bytes:
+        """See :meth:`Connection.recv`."""
+        return await arun(self._recv(deadline_s))
+
+    async def recv_into(self, buffer: Any, *, deadline_s: float | None = 30) -> int:
+        """See :meth:`Connection.recv_into`."""
+        return await arun(self._recv_into(buffer, deadline_s))
+
+    async def write(
+        self,
+        data: Any,
+        region: RemoteRegion | str,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None = 30,
+    ) -> None:
+        """See :meth:`Connection.write`."""
+        await arun(self._write(data, region, offset, deadline_s, imm))
+
+    async def recv_imm(self, *, deadline_s: float | None = 30) -> int:
+        """See :meth:`Connection.recv_imm`."""
+        return await arun(self._recv_imm(deadline_s))
+
+    async def read(
+        self,
+        region: RemoteRegion | str,
+        length: int | None = None,
+        *,
+        offset: int = 0,
+        into: Any = None,
+        deadline_s: float | None = 30,
+    ) -> bytes | None:
+        """See :meth:`Connection.read`."""
+        return await arun(self._read(region, length, offset, into, deadline_s))
+
+    def register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+        """See :meth:`Connection.register`."""
+        return self._register(buffer, access)
+
+    async def reconnect(self, *, deadline_s: float | None = 30) -> None:
+        """See :meth:`Connection.reconnect`."""
+        await arun(self._reconnect(deadline_s))
+
+    async def close(self) -> None:
+        """See :meth:`Connection.close`."""
+        await arun(self._closing())
+
+    async def __aenter__(self) -> AsyncConnection:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

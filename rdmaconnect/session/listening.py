@@ -1,0 +1,489 @@
+"""What both listeners are: connectors come in, and are taken as far as they get, whether anybody accepts or not."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Collection
+from contextlib import ExitStack
+from functools import partial
+from typing import Generic
+
+from ..abi import QpType
+from ..agreement.endpoint import PortAddress
+from ..errors import ConnectTimeout, DeviceError, PeerClosed, PeerMismatch, RdmaConnectError, StateError
+from ..exchange import service
+from ..exchange.acceptor import Acceptor, descriptors_are_scarce
+from ..exchange.channel import SMALL_FRAME, Channel
+from ..exchange.url import loopback_of
+from ..objects.context import Port, open_device, rank_ports
+from ..protocol.codec import MAX_FRAME, MAX_PORTS, decode, encode
+from ..protocol.handshake import NO_ID, Handshake, Role, State
+from ..protocol.messages import Hello, Reject
+from ..runtime.deadline import Deadline
+from ..runtime.steps import Call, Story, Wait
+from ..runtime.wakeup import Signal
+from ..runtime.workers import here
+from .base import M, Middle
+from .conversation import Conversation
+from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
+from .prepared import Prepared
+from .terms import Terms
+from .trace import Trace
+
+__all__ = ["MAX_HALF_OPEN", "MAX_QPS", "ListenerCore"]
+
+log = logging.getLogger("rdmaconnect")
+
+#: connections that may be half open, or made and not yet accepted; and the queue pairs of all of them
+MAX_HALF_OPEN, MAX_QPS = 1024, 16384
+#: a hello for more queue pairs than this is a large one: such may take three quarters of the room, one at a time
+LARGE = 64
+#: where there is no room left, a connector that says nothing for so long, seconds, loses its place
+SILENT_S = 6.0
+#: a connector that finds no room may ask again after so many milliseconds
+_AGAIN_MS = 200
+#: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
+FAILED_COST = 8.0
+#: what went wrong with connectors: as many are kept as an error names
+_FAILURES = 16
+
+
+def _peer_host(address: str) -> str | None:
+    """A peer's address as a route look-up takes it."""
+    try:
+        ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return address
+
+
+class _Connector:
+    """The channel of one connector: gives what comes to the connection that it asks for."""
+
+    def __init__(self, core: ListenerCore[M], channel: Channel) -> None:
+        self._core, self.channel = core, channel
+        self.conversation: Conversation | None = None
+        #: what it has asked for last, while nothing is begun since what it asked for before has not ended yet
+        self._next: Hello | None = None
+
+    def took(self, frame: bytes) -> None:
+        if self.conversation is not None and self.conversation.beats(frame):
+            return
+        try:
+            message = decode(frame)
+        except RdmaConnectError as e:
+            self._broken(e)
+            return
+        current = self.conversation
+        if isinstance(message, Hello) and (current is None or message.id != current.id):
+            if current is not None:
+                current.over(PeerClosed("the peer began anew."))
+            self._next = message
+            self.go_on()
+        elif message is not None and current is not None:
+            current.hear(message)
+
+    def go_on(self) -> None:
+        """Begin with what it asks for, unless what came before it is under way."""
+        if self._next is not None and not self._core.is_busy_with(self.conversation):
+            asked, self._next = self._next, None
+            self._core.asked(self, asked)
+
+    def _broken(self, error: RdmaConnectError) -> None:
+        """Bytes that cannot be read: say so, and hang up."""
+        if self.conversation is not None:
+            self.conversation.over(error)
+        self.channel.send(encode(Reject(NO_ID, "decode", 0, str(error))))
+        self.channel.close()
+        self._core.gone(self, error)
+        if self.conversation is None:
+            self._core.note(self.channel, error)
+
+    def over(self, error: RdmaConnectError) -> None:
+        if self.conversation is not None:
+            self.conversation.over(error)
+        self._core.gone(self, error)
+
+    def tick(self) -> None:
+        if self.conversation is not None:
+            self.conversation.tick()
+
+
+class ListenerCore(Generic[M]):
+    """What both listeners are: connectors come in, and are taken as far as they get.
+
+    Attributes:
+        url: the address bound, with the real port.
+    """
+
+    front: type[Middle]
+
+    def __init__(
+        self,
+        url: str,
+        terms: Terms,
+        qp_types: Collection[QpType],
+        share_ud: bool,
+        max_half_open: int = MAX_HALF_OPEN,
+        max_qps: int = MAX_QPS,
+    ) -> None:
+        for name, value in (("max_half_open", max_half_open), ("max_qps", max_qps)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}: give a number of 1 or more")
+        self.terms, self._qp_types, self._share_ud = terms, tuple(qp_types), share_ud
+        self._max_half_open, self._max_qps = max_half_open, max_qps
+        self.workers = here()
+        self._pid = os.getpid()
+        self._changed = Signal()
+        self._lock = threading.RLock()
+        #: those that are half open, with what they cost; and, in order, those that nobody has accepted yet
+        self._incoming: dict[Incoming, int] = {}
+        self._ready: deque[M] = deque()
+        self._failures: deque[tuple[str, RdmaConnectError]] = deque(maxlen=_FAILURES)
+        self._strangers: deque[str] = deque(maxlen=_FAILURES)
+        #: how many failed, and how many strangers there were, at all
+        self._failed = self._strange = 0
+        #: of how many an error has told
+        self._told = 0, 0
+        self._live: weakref.WeakValueDictionary[bytes, Middle] = weakref.WeakValueDictionary()
+        #: connections whose reconnect waits here -> what is to take their place, once it has come
+        self._awaited: dict[Middle, Incoming | None] = {}
+        self._shared: Prepared | None = None
+        self._sharing, self._large = threading.Lock(), threading.Lock()
+        self._looking = self._closed = False
+        self._acceptor = Acceptor(url, partial(_Connector, self), MAX_FRAME, terms.keys)
+        self.url = self._acceptor.url
+        self._local = loopback_of(self._acceptor.host)
+        if terms.keys is None and not self._local:
+            log.warning(
+                "listening on %s without protection: whoever reaches it can connect. "
+                "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
+            )  # fmt: skip
+        self._acceptor.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on."""
+        return int(self.url.rpartition(":")[2])
+
+    # ---- in the service thread: who comes, and whether there is room
+
+    def asked(self, connector: _Connector, hello: Hello) -> None:
+        """A connector wants a connection, or several."""
+        channel = connector.channel
+        self._acceptor.know(channel)
+        trace = Trace(Role.LISTENER, Deadline(None))
+        conversation = Conversation(Handshake(Role.LISTENER), trace)
+        conversation.attach(channel)
+        with self._lock:
+            words = "the listener was closed" if self._closed else self._no_room(len(hello.ends))
+            overdue = self._overdue() if words and not self._closed else []
+            if not words:
+                incoming = Incoming(self, channel, conversation)
+                self._incoming[incoming] = len(hello.ends)
+        for one in overdue:
+            one.stop(StateError(f"it has not gone on for {one.age_s:.0f} s, and others wait."))
+        if words:
+            log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
+            again_ms = 0 if self._closed else _AGAIN_MS
+            channel.send(encode(Reject(hello.id, "accept", 0, f"busy: {words}", (), again_ms)))
+            self._acceptor.expect(channel)
+            return
+        channel.lower(SMALL_FRAME)
+        connector.conversation = conversation
+        conversation.on_change = incoming.wake
+        conversation.hear(hello)
+        self._look_later()
+
+    def is_busy_with(self, conversation: Conversation | None) -> bool:
+        """Whether a conversation is still half open."""
+        with self._lock:
+            return any(one.conversation is conversation for one in self._incoming)
+
+    def _no_room(self, count: int) -> str:
+        """In words, why there is no room for a hello with so many queue pairs; "" if there is."""
+        open_now = len(self._incoming) + len(self._ready)
+        if open_now >= self._max_half_open:
+            return f"{open_now} connections are half open or wait to be accepted, which is the most"
+        qps = sum(self._incoming.values()) + len(self._ready)
+        room = self._max_qps if count <= LARGE else self._max_qps * 3 // 4
+        if open_now and descriptors_are_scarce():
+            return "this process has hardly a descriptor left (`ulimit -n` tells its limit)"
+        if qps and qps + count > room:
+            return f"{qps} queue pairs are half open or wait to be accepted: there is no room for {count} more"
+        return ""
+
+    def _overdue(self) -> list[Incoming]:
+        """Those that were replied to and have not gone on: in silence, or for very long."""
+        answered = [one for one in self._incoming if one.state is State.ANSWERED]
+        return [one for one in answered if one.channel.silent_s > SILENT_S or one.age_s > PATIENCE_MAX_S]
+
+    def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
+        """A connector's channel has ended."""
+        self._acceptor.know(connector.channel)
+        if connector.conversation is None:
+            self._strange += 1
+            self._strangers.append(f"{connector.channel.address or 'a stranger'}: {error}")
+
+    def _look_later(self) -> None:
+        if not self._looking:
+            self._looking = True
+            service.loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Move on those to whom the clock gives reason."""
+        self._looking = False
+        with self._lock:
+            incoming = list(self._incoming)
+        for one in incoming:
+            if one.due():
+                one.wake()
+        if incoming:
+            self._look_later()
+
+    # ---- in worker threads: what an incoming connection asks
+
+    def held(self, incoming: Incoming) -> Middle | None:
+        """The connection whose place it is to take, if it is held here and its peer is the same."""
+        prev = incoming.hello.prev
+        with self._lock:
+            held = None if prev is None else self._live.get(prev)
+        if held is None or held.closed:
+            return None
+        if held._conversation.channel is not None and held._conversation.channel.user != incoming.channel.user:
+            raise StateError("take the place of a connection: it belongs to a peer with another key.")
+        return held
+
+    def claim(self, connection: Middle, incoming: Incoming) -> bool:
+        """Have it take the place of a connection, if somebody waits in its reconnect and no other has come before."""
+        with self._lock:
+            if self._awaited.get(connection, incoming) not in (None, incoming) or connection not in self._awaited:
+                return False
+            self._awaited[connection] = incoming
+            return True
+
+    def prepare(self, incoming: Incoming) -> Prepared:
+        """Queue pairs for it. Blocks."""
+        hello = incoming.hello
+        theirs = hello.ends[0]
+        if theirs.qp_type not in self._qp_types:
+            words = ", ".join(map(str, self._qp_types))
+            raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
+        if hello.meet:
+            raise StateError("this side listens, it does not meet(): call connect().")
+        ports = self._ports(incoming)
+        incoming.ports = self._offers(ports)
+        port = ports[0]
+        if hello.target is not None:
+            wanted = (hello.target.device, hello.target.port_num)
+            named = [port for port in ports if (port.device, port.port_num) == wanted]
+            if not named:
+                raise DeviceError(f"use {wanted[0]} port {wanted[1]}, which the peer wants: it cannot be used here.")
+            port = named[0]
+        incoming.conversation.trace.mark("port", "%s for %s", port, incoming.channel.address)
+        terms = self.terms
+        make = partial(Prepared, port=port, qp_type=theirs.qp_type, options=terms.options, regions=terms.regions)
+        if self._share_ud and theirs.qp_type is QpType.UD:
+            return self._prepare_shared(make, port, len(hello.ends))
+        if len(hello.ends) <= LARGE:
+            return make(open_device(port.device), count=len(hello.ends))
+        with self._large:
+            incoming.check_wanted()
+            return make(open_device(port.device), count=len(hello.ends))
+
+    def _prepare_shared(self, make: partial[Prepared], port: Port, count: int) -> Prepared:
+        with self._sharing:
+            if self._shared is None or self._shared.engine.closed:
+                self._shared = make(open_device(port.device), count=count)
+                self._shared.lend()
+            return self._shared
+
+    def _ports(self, incoming: Incoming) -> list[Port]:
+        ports = rank_ports(self.terms.options, _peer_host(incoming.channel.address))
+        # a GID index that was asked for means one port's: nothing else is meant
+        return ports if self.terms.options.gid_index is None else ports[:1]
+
+    def _offers(self, ports: list[Port]) -> tuple[PortAddress, ...]:
+        """What a peer is told of the ports; those that have no address are left out."""
+        found = []
+        for port in ports[:MAX_PORTS]:
+            with contextlib.suppress(DeviceError), open_device(port.device) as context:
+                found.append(port.address(context.query_device(), self.terms.options))
+        return tuple(found)
+
+    def proven(self, incoming: Incoming, again: Middle | None) -> None:
+        """It stands: it is the next for accept, or for who waits in reconnect."""
+        made = incoming.made
+        with self._lock:
+            self._incoming.pop(incoming, None)
+            for token in [token for token, connection in self._live.items() if connection in made]:
+                del self._live[token]  # a hello of an earlier generation finds nobody
+            if len(made) == 1 and not self._share_ud:
+                self._live[incoming.token] = made[0]
+                made[0]._again = self._await_again
+            closed = self._closed and again is None
+            if again is not None:
+                self._awaited.pop(again, None)
+            elif not closed:
+                self._ready.extend(made)  # type: ignore[arg-type]
+        self._changed.notify()
+        if closed:
+            for connection in made:
+                connection._close()
+
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
+        """Nothing came of it: the connector may ask again, on the same channel."""
+        if self._report(incoming, error):
+            self.note(incoming.channel, error)
+        with self._lock:
+            self._incoming.pop(incoming, None)
+            closed = self._closed
+            if again is not None and self._awaited.get(again) is incoming:
+                self._awaited[again] = None
+        self._changed.notify()
+        self._wake_all()
+        if closed:
+            incoming.channel.close()
+        else:
+            service.soon(self._ask_again, incoming.channel)
+
+    def _ask_again(self, channel: Channel) -> None:
+        """A connector may ask again, which costs it more than a message does. In the service thread."""
+        self._acceptor.expect(channel)
+        channel.charge(FAILED_COST)
+        if isinstance(channel.receiver, _Connector):
+            channel.receiver.go_on()
+
+    def note(self, channel: Channel, error: RdmaConnectError) -> None:
+        """It failed with a peer."""
+        address = channel.address or "a peer"
+        log.warning("accept on %s: %s: %s", self.url, address, error)
+        with self._lock:
+            self._failed += 1
+            self._failures.append((f"{address}: {error}", error))
+        self._changed.notify()
+
+    def _wake_all(self) -> None:
+        """One more may have its turn."""
+        with self._lock:
+            waiting = list(self._incoming) if self._awaited else []
+        for incoming in waiting:
+            incoming.wake()
+
+    def _report(self, incoming: Incoming, error: RdmaConnectError) -> bool:
+        """Whether a failure is one."""
+        return not self._closed
+
+    # ---- stories
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StateError(f"the listener on {self.url} belongs to the process that forked this one: listen anew.")
+        if self._closed:
+            raise StateError(f"the listener on {self.url} is closed.")
+
+    def _accept(self, deadline_s: float | None, tolerant: bool) -> Story[M]:
+        deadline = Deadline(deadline_s, ConnectTimeout)
+        while True:
+            seen = self._changed.count
+            self._check_open()
+            if not tolerant:
+                with contextlib.suppress(IndexError):
+                    raise self._failures.popleft()[1]
+            with contextlib.suppress(IndexError):  # nobody, or another thread was faster
+                return self._ready.popleft()
+            if deadline.left_s <= 0:
+                raise deadline.exceeded(f"accept on {self.url}", self._seen())
+            yield Wait(deadline, changes=((self._changed, seen),))
+
+    def _put_back(self, connection: M) -> None:
+        """An accept was interrupted with a connection in its hand: it is the next one's."""
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                self._ready.appendleft(connection)
+        if closed:
+            connection._close()
+        self._changed.notify()
+
+    def _seen(self) -> str:
+        """Whom an accept in vain, and nobody before it, has seen."""
+        with self._lock:
+            failed, strange = self._failed - self._told[0], self._strange - self._told[1]
+            self._told = self._failed, self._strange
+            failures = [words for words, _ in self._failures][-min(failed, 3) :] if failed else []
+            strangers = list(self._strangers)[-min(strange, 3) :] if strange else []
+            incoming = list(self._incoming)
+        if failures:
+            return f"Failed with {'; '.join(failures)}"
+        waiting = [f"{one.channel.address or 'a peer'} ({one.state.value})" for one in incoming]
+        if waiting:
+            return f"Not finished with {', '.join(waiting[-3:])}"
+        if strangers:
+            return f"Of those who connected none asked for a connection: {'; '.join(dict.fromkeys(strangers))}"
+        return (
+            f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
+        )
+
+    def _await_again(self, connection: Middle, deadline_s: float | None) -> Story[None]:
+        """Reconnect, on the side that listens: wait for the peer's new hello."""
+        deadline = Deadline(deadline_s, ConnectTimeout)
+        if self._closed or self._pid != os.getpid():
+            raise StateError(f"reconnect: the listener on {self.url} is closed. Listen and accept anew.")
+        connection._part()
+        yield Call(connection._lane.restart)
+        with self._lock:
+            self._awaited[connection] = None
+        self._wake_all()
+        try:
+            while True:
+                seen = self._changed.count
+                with self._lock:
+                    if connection not in self._awaited:
+                        return
+                if self._closed:
+                    raise StateError(f"reconnect: the listener on {self.url} was closed.")
+                connection._check_open()
+                deadline.check(f"reconnect on {self.url}", "The peer did not connect anew.")
+                yield Wait(deadline, changes=((self._changed, seen),))
+        finally:
+            with self._lock:
+                claimant = self._awaited.pop(connection, None)
+            if claimant is not None:
+                claimant.stop(StateError("reconnect: this side gave up."))
+
+    def _closing(self) -> Story[None]:
+        yield Call(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            incoming, ready = list(self._incoming), list(self._ready)
+            self._ready.clear()
+        self._acceptor.close()
+        if self._pid != os.getpid():
+            return
+        for one in incoming:
+            one.stop(StateError("the listener was closed."))
+        self._changed.notify()
+        with ExitStack() as closing:  # all of them, though one may fail
+            if self._shared is not None:
+                closing.callback(self._shared.close)
+            for connection in ready:
+                closing.callback(connection._close)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"

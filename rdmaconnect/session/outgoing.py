@@ -1,0 +1,221 @@
+"""The connector's side of the exchange: the listener is dialled until it is there, and asked until it replies."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import AuthenticationError, PeerClosed, PeerRejected, RdmaConnectError
+from ..exchange.channel import Channel
+from ..exchange.curve import Keys
+from ..exchange.dial import Dial
+from ..exchange.url import Address
+from ..protocol.codec import MAX_FRAME
+from ..protocol.handshake import Handshake, Role, State
+from ..protocol.messages import Hello
+from ..runtime.deadline import Deadline
+from ..runtime.steps import Story, Wait
+from .conversation import Conversation
+from .trace import Trace
+
+__all__ = ["Outgoing"]
+
+#: a listener that hangs up before it replies is dialled again after so many seconds, doubled each time, at most
+_PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
+#: handshakes of a protected exchange that break off without a word before the keys are held to be the reason
+_BROKEN_OFF = 3
+
+
+class Outgoing:
+    """The exchange with one listener.
+
+    Args:
+        url: where it listens, for messages.
+        addresses: the same, looked up.
+        keys: to protect the exchange; None for none.
+    """
+
+    def __init__(self, url: str, addresses: Sequence[Address], keys: Keys | None) -> None:
+        self.url, self.addresses = url, addresses
+        self._keys = keys
+        #: the last one, and why it has ended, if it has
+        self._channel: Channel | None = None
+        self._ended: RdmaConnectError | None = None
+        self._conversation: Conversation | None = None
+        self._dial: Dial | None = None
+        self._broken_off = 0
+        self._pause_s = _PAUSE_S
+        self._seen = ""
+
+    @property
+    def address(self) -> str:
+        """The address that it was reached at, or the first to be tried."""
+        return self._channel.address if self._channel is not None else str(self.addresses[0].sockaddr[0])
+
+    # ---- in the service thread
+
+    def took(self, frame: bytes) -> None:
+        """A frame has come."""
+        if self._conversation is not None:
+            self._conversation.took(frame)
+
+    def over(self, error: RdmaConnectError) -> None:
+        """The channel has ended."""
+        self._ended = error
+        if self._conversation is not None:
+            self._conversation.over(error)
+
+    def tick(self) -> None:
+        """A second has passed."""
+        if self._conversation is not None:
+            self._conversation.tick()
+
+    # ---- stories
+
+    def reach(self, deadline: Deadline) -> Story[Channel]:
+        """Have a channel: dial until somebody is there.
+
+        Returns:
+            The channel, which may end at any time.
+
+        Raises:
+            ConnectTimeout: says what was seen at each address.
+            VerbsError: EMFILE, ENFILE.
+        """
+        if self._channel is not None and self._ended is None:
+            return self._channel
+        dial = self._dial = Dial(self.addresses, time.monotonic())
+        try:
+            while (tcp := dial.advance(time.monotonic())) is None:
+                if deadline.left_s <= 0:
+                    raise deadline.exceeded("connect: reach the listener", self.seen())
+                due_ms = max(1, round(min(dial.due_s(time.monotonic()), 1.0) * 1000))
+                yield Wait(deadline, writable=tuple(dial.filenos()), slice_ms=due_ms)
+        finally:
+            dial.close()
+        self._ended = None  # before there is anything that can end
+        channel = self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+        return channel
+
+    def ask(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Story[Conversation]:
+        """Say hello until the listener replies.
+
+        A listener that goes away before it has replied is dialled anew; one that is busy is asked again when
+        it said so. Each time the conversation is another one.
+
+        Args:
+            hello: makes the hello from a new id.
+            trace: the doors on the way.
+            deadline: for all of it.
+
+        Returns:
+            The conversation, in which the reply has come.
+
+        Raises:
+            ConnectTimeout: the deadline passed; says how far it got.
+            AuthenticationError, RemoteProtocolError, PeerRejected: as ``connect``.
+        """
+        while True:
+            conversation = yield from self.begin(hello, trace, deadline)
+            try:
+                yield from self._await_reply(conversation, deadline)
+            except BaseException as e:
+                conversation.give_up(conversation.reject_of(e))
+                raise
+            if conversation.state is State.AGREED:
+                return conversation
+            yield from self.ask_again(conversation, deadline)
+
+    def begin(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Story[Conversation]:
+        """Have a channel, and say hello on it.
+
+        Returns:
+            The conversation, whose reply is to be waited for.
+        """
+        channel = yield from self.reach(deadline)
+        conversation = Conversation(Handshake(Role.CONNECTOR, secrets.token_bytes(16)), trace)
+        conversation.attach(channel)
+        self._conversation = conversation
+        trace.mark("hello", "sent to %s", self.url)
+        if self._ended is not None:
+            conversation.over(self._ended)
+        try:
+            conversation.say(hello(conversation.id))
+        except RdmaConnectError:
+            if conversation.left is None:
+                raise
+        return conversation
+
+    def _await_reply(self, conversation: Conversation, deadline: Deadline) -> Story[None]:
+        while True:
+            seen = conversation.changed.count
+            if conversation.left is not None or conversation.state is State.AGREED:
+                return
+            if deadline.left_s <= 0:
+                raise deadline.exceeded("connect: wait for the peer's reply", self.seen())
+            yield Wait(deadline, changes=((conversation.changed, seen),))
+
+    def ask_again(self, conversation: Conversation, deadline: Deadline) -> Story[None]:
+        """A conversation ended without a reply: wait until it is worth while to ask again, or say why it is not.
+
+        Raises:
+            ConnectTimeout, AuthenticationError, RemoteProtocolError, PeerRejected: as :meth:`ask`.
+        """
+        error, channel = conversation.error, conversation.channel
+        assert channel is not None
+        if isinstance(error, PeerRejected) and error.again_ms:
+            self._seen = f"it answered: {error.reason}"
+            yield from self._pause(error.again_ms / 1000 * (0.5 + secrets.randbelow(1000) / 1000), deadline)
+            return
+        if not isinstance(error, PeerClosed):
+            raise error or PeerClosed(f"connect: {conversation.left}")
+        if self._keys is not None and channel.greeted:
+            self._broken_off += 1
+            if self._broken_off >= _BROKEN_OFF:
+                raise AuthenticationError(
+                    f"connect to {self.url}: the listener broke the handshake off: "
+                    "it has another key than this side expects, another secret, or none."
+                )
+        self._seen = (
+            "it was there and is gone: its process ended, or it was closed"
+            if channel.greeted
+            else "it accepts connections and closes them without a ZeroMQ greeting: is it rdmaconnect that listens?"
+        )
+        yield from self._rest(deadline)
+
+    def _rest(self, deadline: Deadline) -> Story[None]:
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _PAUSE_MAX_S)
+        yield from self._pause(pause_s, deadline)
+
+    def _pause(self, seconds: float, deadline: Deadline) -> Story[None]:
+        over = Deadline(min(seconds, deadline.left_s))
+        while over.left_s > 0:
+            yield Wait(over)
+        if deadline.left_s <= 0:
+            raise deadline.exceeded("connect: wait for the peer's reply", self.seen())
+
+    # ---- in any thread
+
+    def seen(self) -> str:
+        """In words, how far it got: for the message when the deadline has passed."""
+        channel = self._channel
+        if channel is not None and self._ended is None:
+            words = (
+                "it is there, but did not answer: it is busy or stopped, or of an older version and not in accept()"
+                if channel.greeted
+                else "it accepted the connection, but did not speak"
+            )
+            words = self._seen or words
+        elif self._seen and self._dial is not None:
+            words = f"{self._seen}; now: {self._dial.seen()}"
+        else:
+            words = self._dial.seen() if self._dial is not None else "not tried yet"
+        return f"{self.url}: {words}" + "." * (not words.endswith("?"))
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._dial is not None:
+            self._dial.close()
+        if self._channel is not None:
+            self._channel.close()

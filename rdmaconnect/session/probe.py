@@ -1,0 +1,246 @@
+"""The proof of the data path: messages both ways, checked, before anybody is handed a connection."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Sequence
+
+from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
+from ..agreement.endpoint import MTU_BYTES
+from ..errors import CompletionError, ConnectTimeout, RemoteProtocolError
+from ..objects.memory import MR
+from ..protocol.messages import Proof
+from ..runtime.deadline import Deadline
+from ..runtime.steps import Story, Wait
+from .base import Middle
+from .engine import Sent
+
+__all__ = ["Prober", "contents"]
+
+#: bytes of the first probe: it tells a dead path from one that only drops what is large
+SMALL = 16
+#: seconds without a probe of the peer after which the path is held to be dead
+PATIENCE_S = 10.0
+#: and for each queue pair besides
+PATIENCE_EACH_S = 0.1
+#: seconds after which probes are sent again over types that lose messages
+AGAIN_S = 0.25
+
+
+def contents(id: bytes, index: int, size: int) -> bytes:
+    """What a probe carries: the connection's id and the queue pair's index, repeated, cut to ``size`` bytes."""
+    unit = id + index.to_bytes(4, "big")
+    return (unit * (size // len(unit) + 1))[:size]
+
+
+class Prober:
+    """Both halves of the proof, for connections that were made together. Never blocks.
+
+    Args:
+        connections: in the order of the hello; their conversation is joined.
+        deadline: of the call that waits. Until the peer is known to be in RTS that alone counts: one that is
+            slow is no sign of a broken path. From then on the path has :data:`PATIENCE_S` for each probe.
+    """
+
+    def __init__(self, connections: Sequence[Middle], deadline: Deadline) -> None:
+        first = connections[0]
+        self._connections, self._conversation = connections, first._conversation
+        self._engine = first._engine
+        self._sizes = tuple(sorted({min(SMALL, first.max_send_size), self._large(first, first.max_send_size)}))
+        self._due = {
+            index: {min(SMALL, c.local.recv_size), self._large(c, c.local.recv_size)}
+            for index, c in enumerate(connections)
+        }
+        self._seen: set[int] = set()
+        self._told = self._met = False
+        self._call = self._deadline = deadline
+        self._sent: list[Sent] = []
+        self._last: dict[int, Sent] = {}
+        self._sent_at = time.monotonic()
+        room = sum(self._sizes)
+        memory = mmap.mmap(-1, room * len(connections))
+        ident = self._conversation.id
+        for index in range(len(connections)):
+            memory[index * room : (index + 1) * room] = b"".join(contents(ident, index, n) for n in self._sizes)
+        self._mr: MR = first._register(memory, AccessFlags(0))
+        self._waiting = self._work()
+
+    def _be_patient(self) -> None:
+        """Wait anew: something came, so the path is not dead."""
+        patience = PATIENCE_S + PATIENCE_EACH_S * len(self._connections)
+        self._met = True
+        self._deadline = Deadline(min(self._call.left_s, patience), ConnectTimeout)
+
+    @staticmethod
+    def _large(connection: Middle, most: int) -> int:
+        mtu = MTU_BYTES[connection.path.path_mtu]
+        return min(most, mtu if connection.local.qp_type is QpType.UD else 2 * mtu + 1)
+
+    def _work(self) -> list[tuple[int, int, int]]:
+        """(connection, address, size) of each probe that is to be sent."""
+        room, work = sum(self._sizes), []
+        for index in range(len(self._connections)):
+            addr = self._mr.addr + index * room
+            for size in self._sizes:
+                work.append((index, addr, size))
+                addr += size
+        return work
+
+    def advance(self) -> bool:
+        """Do what can be done now.
+
+        Returns:
+            Whether the data path is proven, both ways.
+
+        Raises:
+            CompletionError: a probe failed; with what that says of the path.
+            RemoteProtocolError: a probe arrived changed.
+            PeerClosed, PeerRejected: the peer gave up.
+            ConnectTimeout: probes did not arrive; says which did.
+        """
+        self._post()
+        self._engine.progress()
+        for index, connection in enumerate(self._connections):
+            if connection._lane.broken is not None:
+                raise self._failed(connection)
+            if self._due[index]:
+                self._receive(index, connection)
+        if not self._told and not any(self._due.values()):
+            self._told = True
+            self._conversation.trace.mark("proof", "sent: the peer's probes are here")
+            self._conversation.say(Proof(self._conversation.id, self._conversation.trace.told()))
+        if self._conversation.handshake.met and not self._met:
+            self._be_patient()
+        if self._told and self._conversation.handshake.proved and not self._waiting:
+            # over RC each probe's own completion has come too: the memory may go
+            return all(sent.status is not None for sent in self._sent)
+        if self._conversation.left is not None:
+            raise self._conversation.failure("prove the data path")
+        if self._deadline.left_s <= 0 and self._only_slow():
+            self._be_patient()
+        self._deadline.check("prove the data path", self._explain())
+        return False
+
+    def _only_slow(self) -> bool:
+        """Whether the peer is known to be there, over a type whose own failures tell of a broken path."""
+        return not self._conversation.handshake.lossy and self._conversation.alive and self._call.left_s > 0
+
+    def _post(self) -> None:
+        lossy = self._conversation.handshake.lossy
+        if (
+            lossy
+            and not self._waiting
+            and time.monotonic() - self._sent_at > AGAIN_S
+            and not self._conversation.handshake.proved
+        ):
+            self._waiting = self._work()
+        left = []
+        for work in self._waiting:
+            index, addr, size = work
+            c = self._connections[index]
+            before = self._last.get(index)
+            if before is not None and before.status is None:
+                left.append(work)  # the small one first, so that a failure tells which of the two it was
+                continue
+            sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
+            if c._lane.post(sent, (addr, size, self._mr.lkey), None, c._to):
+                self._sent.append(sent)
+                self._last[index] = sent
+                self._sent_at = time.monotonic()
+            else:
+                left.append(work)
+        self._waiting = left
+
+    def _receive(self, index: int, connection: Middle) -> None:
+        while True:
+            with self._engine.lock:
+                inbox = connection._inbox()
+                if not inbox:
+                    return
+                slot, length = inbox.popleft()
+                came = bytes(connection._lane.payload(slot, length))
+                connection._lane.repost(slot)
+            if came != contents(self._conversation.id, index, length):
+                raise RemoteProtocolError(
+                    f"prove the data path: {length} bytes from {connection.peer} are not what was sent. "
+                    "Do both ends mean the same queue pair?"
+                )
+            self._seen.add(length)
+            if connection.local.qp_type is QpType.RC and any(size < length for size in self._due[index]):
+                raise RemoteProtocolError(
+                    f"prove the data path: {length} bytes from {connection.peer} arrived, and those sent before them "
+                    f"did not, which RC forbids. The PSNs of the two ends do not fit (the peer's begin with "
+                    f"{connection.peer.psn:#08x}), or the driver loses messages."
+                )
+            if length in self._due[index]:
+                self._due[index].discard(length)
+                self._be_patient()
+
+    def _failed(self, connection: Middle) -> CompletionError:
+        error = connection._lane.broken
+        assert error is not None
+        unanswered = error.status in (WcStatus.RETRY_EXC_ERR, WcStatus.WR_FLUSH_ERR)
+        small_arrived = unanswered and any(sent.status == WcStatus.SUCCESS for sent in self._sent)
+        more = f" {self._mtu_words()}" if small_arrived else ""
+        if error.status == WcStatus.WR_FLUSH_ERR and not small_arrived:
+            more = " (this host did not send: its firewall drops RoCE, UDP port 4791, or its network device refuses)"
+        return CompletionError(
+            error.status, vendor_err=error.vendor_err, wr_id=error.wr_id, qp_num=error.qp_num, opcode=error.opcode,
+            doing=f"prove the data path from {connection.local} to {connection.peer}{more}",
+            hint="" if small_arrived else None,
+        )  # fmt: skip
+
+    def _mtu_words(self) -> str:
+        return (
+            f"({self._sizes[0]} bytes arrive, {self._sizes[-1]} do not: the network between carries less than "
+            f"path_mtu {MTU_BYTES[self._connections[0].path.path_mtu]}; give a smaller path_mtu)"
+        )
+
+    def _explain(self) -> str:
+        if not (self._met or self._seen):
+            return (
+                "The peer has replied and has not gone on since: it is busy, slow or stopped, "
+                "or of an older version, whose application is not in accept() now."
+            )
+        if self._seen and not self._told:
+            return f"Some probes arrived and some did not. {self._mtu_words()}"
+        if self._told:
+            text = "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
+        elif self._conversation.handshake.proved:
+            text = (
+                "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
+                "Does a firewall on this side drop RoCE (UDP port 4791), or are its PSNs others than the peer sends?"
+            )
+        else:
+            text = (
+                "No probe arrived: a firewall between drops RoCE (UDP port 4791), "
+                "or the two ends do not reach each other."
+            )
+        ud = self._connections[0].local.qp_type is QpType.UD
+        return f"{text} UD also drops in silence what comes with another Q_Key." if ud else text
+
+    def arm(self) -> None:
+        """Have the device tell of the next completion; call :meth:`advance` after it, then sleep."""
+        self._engine.arm()
+
+    def fileno(self) -> int:
+        """The descriptor that tells of it."""
+        return self._engine.channel.fileno()
+
+    def story(self) -> Story[None]:
+        """Advance until it is proven."""
+        while True:
+            if self.advance():
+                return
+            told, taken = self._conversation.changed, self._engine.changed
+            self.arm()
+            changes = ((told, told.count), (taken, taken.count))
+            if self.advance():
+                return
+            slice_s = AGAIN_S if self._conversation.handshake.lossy else 1.0
+            yield Wait(self._deadline, (self.fileno(),), changes, slice_ms=round(slice_s * 1000))
+
+    def close(self) -> None:
+        """Free the probes' memory, when the device is done with it."""
+        self._mr.close()
