@@ -14,7 +14,8 @@ from typing import TypeVar
 from rdmaconnect.errors import RdmaConnectError
 from rdmaconnect.exchange import service
 from rdmaconnect.exchange.acceptor import Acceptor
-from rdmaconnect.exchange.channel import Channel, open_channels
+from rdmaconnect.exchange.alive import open_channels
+from rdmaconnect.exchange.channel import Channel
 from rdmaconnect.exchange.curve import Keys
 
 T = TypeVar("T")

@@ -23,7 +23,8 @@ from rdmaconnect.objects.address import AddressHandle, UdAddress
 from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.completion_ex import CQEx
 from rdmaconnect.objects.context import Context, open_device
-from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 from rdmaconnect.objects.queuepair_ex import QueuePairEx
 from rdmaconnect.objects.srq import SRQ

@@ -32,8 +32,7 @@ from exchange_ends import (
 from test_zmtp import READY, greeting
 
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError, StateError, VerbsError
-from rdmaconnect.exchange import budget, link, service
-from rdmaconnect.exchange import channel as channel_module
+from rdmaconnect.exchange import budget, link, long_frames, service
 from rdmaconnect.exchange.channel import SMALL_FRAME, Channel
 
 ROOT = Path(__file__).parents[1]
@@ -435,7 +434,7 @@ def test_an_application_that_is_slow_with_frames_loses_none(monkeypatch: pytest.
 
 def test_long_frames_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many peers may be in the midst of a long frame at the same time; the others wait, and none is lost."""
-    monkeypatch.setattr(channel_module, "LONG_FRAMES", 2)
+    monkeypatch.setattr(long_frames, "LONG_FRAMES", 2)
     most: list[int] = []
     with place(max_frame=512 * 1024) as where, ExitStack() as stack:
         ends = [stack.enter_context(calling(where, 512 * 1024)) for _ in range(8)]
@@ -445,22 +444,22 @@ def test_long_frames_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         others = [where.next() for _ in ends]
         end = time.monotonic() + 10
         while any(other.heard.frames.empty() for other in others):
-            most.append(service.do(lambda: len(channel_module._long)))
+            most.append(service.do(lambda: len(long_frames._long)))
             assert time.monotonic() < end
         for other in others:
             assert other.take() == [data]
         assert max(most, default=0) <= 2
-        until(lambda: service.do(lambda: not channel_module._long and not channel_module._waiting))
+        until(lambda: service.do(lambda: not long_frames._long and not long_frames._waiting))
 
 
 def test_one_that_is_slow_with_a_long_frame_is_cut_off_where_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "LONG_FRAMES", 1)
-    monkeypatch.setattr(channel_module, "LONG_FRAME_S", 0.2)
+    monkeypatch.setattr(long_frames, "LONG_FRAMES", 1)
+    monkeypatch.setattr(long_frames, "LONG_FRAME_S", 0.2)
     with place(max_frame=512 * 1024) as where, socket.create_connection(("127.0.0.1", where.port)) as slow:
         slow.sendall(greeting() + READY)
         bad = where.next()
         slow.sendall(b"\x02" + (400_000).to_bytes(8, "big") + bytes(100_000))
-        until(lambda: service.do(lambda: bad.channel in channel_module._long))
+        until(lambda: service.do(lambda: bad.channel in long_frames._long))
         with calling(where, 512 * 1024) as here:
             data = os.urandom(400_000)
             here.send(data)

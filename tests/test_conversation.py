@@ -14,11 +14,11 @@ from vectors import VALUES
 
 from rdmaconnect.abi import QpType
 from rdmaconnect.errors import LocalProtocolError, PeerClosed, PeerRejected, RemoteProtocolError, StateError
-from rdmaconnect.exchange.channel import SILENT_S, TICK_S
+from rdmaconnect.exchange.alive import TICK_S
 from rdmaconnect.protocol.codec import decode, encode
 from rdmaconnect.protocol.handshake import NO_ID, Handshake, Role, State
 from rdmaconnect.protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply
-from rdmaconnect.session.conversation import BEAT_MS, BEAT_TICKS, Conversation
+from rdmaconnect.session.conversation import BEAT_MS, BEAT_TICKS, SILENT_S, Conversation
 
 HELLO, REPLY = VALUES["hello"], VALUES["reply"]
 assert isinstance(HELLO, Hello)

@@ -18,8 +18,9 @@ from forking import in_a_fork
 from rdmaconnect import abi, verbs
 from rdmaconnect.abi import CqInitAttrMask, CqWcFlags, CreateCqAttrFlags, WcFlags, WcOpcode, WcStatus, bits
 from rdmaconnect.errors import LibraryError, StateError, VerbsError
-from rdmaconnect.objects.completion_ex import STANDARD_WC_FLAGS, CQEx, TmInfo
+from rdmaconnect.objects.completion_ex import CQEx
 from rdmaconnect.objects.context import Context, _Device
+from rdmaconnect.objects.current_completion import STANDARD_WC_FLAGS, TmInfo
 from rdmaconnect.objects.owned import Owned
 
 #: function of the struct -> what it answers, the flag that it needs, the method, and what that answers

@@ -16,7 +16,9 @@ from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState
 from rdmaconnect.agreement.endpoint import Gid, Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
 from rdmaconnect.objects import context as device
-from rdmaconnect.objects.context import Port, rank_ports, source_addresses
+from rdmaconnect.objects.context import Port
+from rdmaconnect.session import ports
+from rdmaconnect.session.ports import rank_ports, source_addresses
 
 #: an address that no host has: a GID that cannot be bound here
 FAR = "192.0.2.1"
@@ -45,10 +47,11 @@ class Host:
         self.sources: list[Gid] = []
         self.kernel: list[str] = []
         monkeypatch.setattr(device, "device_names", lambda: list(self.devices))
+        monkeypatch.setattr(ports, "device_names", lambda: list(self.devices))
         monkeypatch.setattr(device, "_of_the_kernel", lambda: self.kernel)
         monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
-        monkeypatch.setattr(device, "open_device", self.open)
-        monkeypatch.setattr(device, "source_addresses", lambda host: self.sources)
+        monkeypatch.setattr(ports, "open_device", self.open)
+        monkeypatch.setattr(ports, "source_addresses", lambda host: self.sources)
 
     def has(self, *ports: Port, error: Exception | None = None) -> None:
         self.devices[ports[0].device] = Device(ports[0].device, ports, error)

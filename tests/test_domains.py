@@ -24,9 +24,11 @@ from rdmaconnect.errors import DeviceError, StateError
 from rdmaconnect.objects import context as device
 from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
 from rdmaconnect.objects.completion import CQ, CompChannel
-from rdmaconnect.objects.completion_ex import STANDARD_WC_FLAGS, CQEx
+from rdmaconnect.objects.completion_ex import CQEx
 from rdmaconnect.objects.context import Context, open_device
-from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD, Sge
+from rdmaconnect.objects.current_completion import STANDARD_WC_FLAGS
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD, Sge
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 from rdmaconnect.objects.queuepair_ex import QueuePairEx
 from rdmaconnect.objects.srq import SRQ

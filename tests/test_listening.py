@@ -263,7 +263,7 @@ def test_connections_wait_to_be_accepted_in_their_order(world: World) -> None:
 def test_an_accept_in_vain_says_with_whom_it_failed(world: World) -> None:
     world.refuse("there", number=errno.EPERM)
     world.fails(PeerRejected)
-    until(lambda: world.listener._failures)
+    until(lambda: world.listener._in_vain._failures)
     with pytest.raises(ConnectTimeout) as caught:
         world.listener.accept(deadline_s=0)
     assert "Failed with 127.0.0.1: " in str(caught.value)

@@ -29,7 +29,8 @@ from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.completion_ex import CQEx
 from rdmaconnect.objects.context import Context, open_device
 from rdmaconnect.objects.domain import TD, ParentDomain
-from rdmaconnect.objects.memory import MR, MW, PD
+from rdmaconnect.objects.memory import MR, PD
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 from rdmaconnect.objects.queuepair_ex import QueuePairEx
 from rdmaconnect.objects.regions import DM, DmMR, NullMR

@@ -71,14 +71,14 @@ def test_it_sleeps_while_nothing_happens() -> None:
 
 
 def test_ticks_end_with_the_last_channel() -> None:
-    from rdmaconnect.exchange import channel
+    from rdmaconnect.exchange import alive
 
     with place() as where, calling(where) as here:
         here.send(b"x")
         where.next().take()
-        assert service.do(lambda: channel._ticking)
+        assert service.do(lambda: alive._ticking)
     until(lambda: channels() == 0)
-    until(lambda: not service.do(lambda: channel._ticking))
+    until(lambda: not service.do(lambda: alive._ticking))
 
 
 def test_a_child_has_one_of_its_own() -> None:

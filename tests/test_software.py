@@ -17,9 +17,10 @@ from rdmaconnect.abi import AccessFlags, EventType, GidType, LinkLayer, PortStat
 from rdmaconnect.agreement.endpoint import Gid, GidEntry, Options, RemoteRegion
 from rdmaconnect.errors import LibraryError, ModifyError, PostError, VerbsError
 from rdmaconnect.objects.completion import CQ
-from rdmaconnect.objects.context import device_names, gid_is_here, open_device, rank_ports
+from rdmaconnect.objects.context import device_names, open_device
 from rdmaconnect.objects.memory import MR, PD, Sge
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
+from rdmaconnect.session.ports import gid_is_here, rank_ports
 
 RC, UC, UD = QpType.RC, QpType.UC, QpType.UD
 

@@ -13,7 +13,8 @@ from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.errors import LibraryError, VerbsError
 from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
 from rdmaconnect.objects.completion_ex import CQEx
-from rdmaconnect.objects.memory import MW, Sge
+from rdmaconnect.objects.memory import Sge
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest, SendRequest
 from rdmaconnect.objects.queuepair_ex import QueuePairEx
 from rdmaconnect.objects.srq import SRQ

@@ -60,7 +60,21 @@ MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
     "relay": set(),
     "link": {"curve", "zmtp"},
     "zap": {"link", "service"},
-    "channel": {"budget", "curve", "zmtp", "link", "relay", "service"},
+    "verdicts": {"zmtp"},
+    "long_frames": {"service"},
+    "alive": {"link", "service"},
+    "channel": {
+        "alive",
+        "budget",
+        "curve",
+        "zmtp",
+        "link",
+        "long_frames",
+        "relay",
+        "service",
+        "tcp",
+        "verdicts",
+    },
     "acceptor": {"channel", "curve", "service", "tcp", "url", "zap"},
     "__init__": set(),
 }
@@ -192,7 +206,7 @@ def test_only_the_link_its_keys_and_who_is_asked_for_them_know_zeromq() -> None:
 
 def test_only_what_waits_knows_asyncio() -> None:
     # waiting: the awaitable events of the objects, for users without a connection; the exchange: its one thread's loop
-    exchange = {"exchange.service", "exchange.relay", "exchange.channel"}
+    exchange = {"exchange.service", "exchange.relay", "exchange.channel", "exchange.alive"}
     assert {name for name in FILES if "asyncio" in foreign(name)} == {"runtime.steps", "objects.waitable"} | exchange
 
 
@@ -202,7 +216,7 @@ def test_only_a_few_files_know_the_clock() -> None:
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
     assert found == {
         "runtime.deadline", "session.outgoing", "session.probe", "pingpong.rounds", "exchange.channel",
-        "exchange.acceptor", "exchange.curve",
+        "exchange.long_frames", "exchange.acceptor", "exchange.curve",
     }  # fmt: skip
 
 

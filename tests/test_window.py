@@ -11,7 +11,8 @@ from rdmaconnect.abi import AccessFlags, MwType, QpSendOpsFlags, QpState, QpType
 from rdmaconnect.errors import PostError
 from rdmaconnect.objects.completion import CQ
 from rdmaconnect.objects.context import Context, open_device
-from rdmaconnect.objects.memory import FULL_ACCESS, MW, PD
+from rdmaconnect.objects.memory import FULL_ACCESS, PD
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair_ex import QueuePairEx
 from rdmaconnect.objects.work_request import SendRequest
 

@@ -14,7 +14,8 @@ from rdmaconnect.abi import AccessFlags, MwType, SendFlags, WrOpcode, ibv_ah, ib
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import PostError, StateError
 from rdmaconnect.objects.address import RemoteSrq, UdAddress
-from rdmaconnect.objects.memory import MR, MW, PD, Sge
+from rdmaconnect.objects.memory import MR, PD, Sge
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.operations import check_fits
 from rdmaconnect.objects.owned import Owned
 from rdmaconnect.objects.work_request import RecvRequest, SendRequest, post

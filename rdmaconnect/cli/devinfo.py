@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
-from .. import verbs
 from ..abi import CEnum, CFlag, DeviceCapFlags, GidType, RawPacketCaps, TransportType, bits
 from ..agreement.endpoint import MTU_BYTES
-from ..errors import LibraryError, VerbsError
 from ..objects.context import Context
 from ..objects.device_attr import DeviceAttr, guid_text
 from ..objects.gid_table import GidSlot
@@ -160,7 +158,7 @@ def _port(context: Context, port: Port, slots: tuple[GidSlot, ...]) -> Info:
         **{name: getattr(port, name) for name in ("gid_tbl_len", "subnet_timeout", "init_type_reply")},
         "active_width": _enum(port.active_width, f"{lanes}X" if lanes else None),
         "active_speed": _enum(port.active_speed, f"{gbps} Gbps" if gbps else None),
-        "effective_speed": _effective_speed(context, port.port_num),
+        "effective_speed": context.port_speed(port.port_num),
         "phys_state": _named(port.phys_state),
         "gids": [
             {"gid_index": slot.gid_index, "gid": _gid(slot), "type": _GID_TYPES.get(slot.gid_type, str(slot.gid_type))}
@@ -169,13 +167,6 @@ def _port(context: Context, port: Port, slots: tuple[GidSlot, ...]) -> Info:
         ],
         "pkeys": [f"{pkey:#06x}" for pkey in port.pkeys],
     }
-
-
-def _effective_speed(context: Context, port_num: int) -> float | None:
-    """Gbit/s, of a library and device that know it."""
-    with contextlib.suppress(LibraryError, VerbsError):
-        return verbs.ibv_query_port_speed(context.pointer, port_num) / 10
-    return None
 
 
 def _gid(slot: GidSlot) -> str:

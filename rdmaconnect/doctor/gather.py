@@ -16,8 +16,9 @@ from pathlib import Path
 from ..abi import LinkLayer, QpType
 from ..agreement.endpoint import Options
 from ..errors import LibraryError, RdmaConnectError
-from ..objects.context import device_names, gid_is_here, open_device, rank_ports
+from ..objects.context import device_names, open_device
 from ..objects.port import Port
+from ..session.ports import gid_is_here, rank_ports
 from ..session.prepared import Prepared
 from ..verbs import complaints
 from .access import container_signs, kernel_modules, nodes

@@ -11,7 +11,6 @@ from ..agreement.endpoint import MTU_BYTES, Endpoint, Options, PortAddress
 from ..agreement.path import Candidate, Wish
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..exchange.url import addresses, host_of, port_of, tcp_url
-from ..objects.context import rank_ports
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello
 from ..runtime.deadline import Deadline, wait_readable
@@ -20,6 +19,7 @@ from ..session.connect import close_all, one_way
 from ..session.connection import Connection
 from ..session.fallback import Ways
 from ..session.outgoing import Outgoing
+from ..session.ports import rank_ports
 from ..session.terms import Terms, make_terms
 from ..session.trace import Trace
 from .causes import Ground, explain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -11,35 +10,27 @@ import time
 from collections import deque
 from typing import Protocol
 
-from ..errors import AuthenticationError, PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
+from ..errors import PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
 from ..runtime.fork import in_child
-from . import link, service
+from . import alive, link, long_frames, service
 from .budget import BYTES, Budget
 from .curve import Keys
 from .link import Link
 from .relay import Pump, drain_and_close
-from .zmtp import Fault, Filter, ZmtpError
+from .tcp import peer_of
+from .verdicts import foreign, why_over
+from .zmtp import Filter, ZmtpError
 
-__all__ = ["SILENT_S", "SMALL_FRAME", "TICK_S", "Channel", "Receiver", "open_channels"]
+__all__ = ["SMALL_FRAME", "Channel", "Receiver"]
 
 log = logging.getLogger("rdmaconnect")
 
-#: seconds between two calls of :meth:`Receiver.tick`
-TICK_S = 1.0
-#: a peer that should be heard and is silent for so long is gone, seconds
-SILENT_S = 15.0
 #: bytes of the longest frame of a peer that has not asked for many queue pairs at once
 SMALL_FRAME = 64 * 1024
-#: peers that may be in the midst of a longer frame at the same time, and for how long while others wait, seconds
-LONG_FRAMES, LONG_FRAME_S = 16, 2.0
-#: of the time, this part may go to long frames: after each no other is begun for so many times what it has cost
-_LONG_TIMES = 4.0
 #: frames of one peer that are taken in one go, and the pause after that, seconds
 _AT_ONCE, _PAUSE_S = 32, 0.01
-#: seconds that ZeroMQ may take to connect to this process
-_ARRIVAL_S = 5.0
-#: seconds between a greeting that does not fit and the end
-_PARTING_S = 0.1
+#: seconds that ZeroMQ may take to connect to this process; and between a greeting that does not fit and the end
+_ARRIVAL_S, _PARTING_S = 5.0, 0.1
 #: what ZeroMQ and CURVE add to a frame, at most, bytes
 _OVERHEAD = 64
 
@@ -57,22 +48,8 @@ class Receiver(Protocol):
         """A second has passed."""
 
 
-#: channels that exist: of the service thread
-_open: set[Channel] = set()
-#: those in the midst of a long frame since when, and those that wait to be
-_long: dict[Channel, float] = {}
-_waiting: deque[Channel] = deque()
-#: when the next long frame may begin, on the monotonic clock
-_long_from = 0.0
-_letting_in = False
 #: those who have cost so much that they are not read for a while
 _resting: set[Channel] = set()
-_ticking = False
-
-
-def open_channels() -> int:
-    """How many channels this process has."""
-    return len(_open)
 
 
 class Channel:
@@ -90,6 +67,7 @@ class Channel:
         address: the peer's IP address.
         user: the peer's public key as Z85 text, once its first frame has come, where it had to show one; else "".
         heard: when the last bytes of the peer came, on the monotonic clock.
+        closing: whether it was closed, and what was sent last may still go out.
     """
 
     def __init__(
@@ -102,7 +80,7 @@ class Channel:
         listens: bool = False,
         domain: str = "",
     ) -> None:
-        self.address = _peer_of(tcp)
+        self.address = peer_of(tcp)
         self.receiver: Receiver | None = receiver
         self.user = ""
         self._pid = os.getpid()
@@ -116,7 +94,7 @@ class Channel:
         self._unsent: deque[bytes] = deque()
         self._verdict: RdmaConnectError | None = None
         self._budget = Budget(self.heard)
-        self._paused = self._closing = self._ended = False
+        self._paused = self.closing = self._ended = False
         try:
             service.soon(self._open)
         except BaseException:
@@ -169,11 +147,10 @@ class Channel:
         return service.loop()
 
     def _open(self) -> None:
-        if self._closing:
+        if self.closing:
             self._tcp.close()
             return
-        _open.add(self)
-        _keep_ticking()
+        alive.add(self)
         self._inward = Pump(self._loop, self._tcp, None, self._peer_is_done, self._checked)
         if not self._listens:
             self._join()
@@ -221,9 +198,9 @@ class Channel:
         self._outward.start()
         if self._inward is not None:
             self._inward.attach(local)
-        while self._unsent and not self._closing:
+        while self._unsent and not self.closing:
             self._send(self._unsent.popleft())
-        if self._closing:
+        if self.closing:
             self._hang_up()
 
     def _checked(self, data: bytes) -> bytes:
@@ -232,34 +209,21 @@ class Channel:
             passed = self._filter.take(data)
         except ZmtpError as e:
             # this side's own greeting, which says how it is protected, is let out before
-            self._verdict = _foreign(e, self._listens)
+            self._verdict = foreign(e, self._listens)
             self._loop.call_later(_PARTING_S, self._end, self._verdict)
             assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
-        if self._closing and self._filter.shaken:
+        if self.closing and self._filter.shaken:
             assert self._inward is not None
             self._inward.discarding = True
-        elif self._link is None and passed and not self._closing:
+        elif self._link is None and passed and not self.closing:
             self._join()
         self.heard = time.monotonic()
-        if self._filter.unread > SMALL_FRAME + _OVERHEAD:
-            self._long_frame()
-        return passed
-
-    def _long_frame(self) -> None:
-        """The peer is in the midst of a long frame: only so many may be at the same time."""
-        assert self._inward is not None
-        if self in _long:
-            return
-        now = time.monotonic()
-        if len(_long) < LONG_FRAMES and not _waiting and now >= _long_from:
-            _long[self] = now
-        else:
+        if self._filter.unread > SMALL_FRAME + _OVERHEAD and not long_frames.begin(self):
+            assert self._inward is not None
             self._inward.hold()
-            if self not in _waiting:
-                _waiting.append(self)
-                _let_in_later()
+        return passed
 
     def _readable(self) -> None:
         """Frames may have come."""
@@ -285,7 +249,7 @@ class Channel:
         self._rest(self._budget.charge(cost, len(_resting), time.monotonic()))
 
     def _rest(self, seconds: float) -> None:
-        if seconds and not (self._paused or self._ended or self._closing):
+        if seconds and not (self._paused or self._ended or self.closing):
             _resting.add(self)
             self._pause(seconds)
 
@@ -298,12 +262,17 @@ class Channel:
     def _go_on(self) -> None:
         self._paused = False
         _resting.discard(self)
-        self._read_on()
+        self.read_on()
         self._readable()
 
-    def _read_on(self) -> None:
-        """Read from the network again, if nothing else speaks against it."""
-        if self._inward is not None and not (self._paused or self._ended or self in _waiting):
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is read from the network."""
+        return self._inward is None or self._inward.over
+
+    def read_on(self) -> None:
+        """Read from the network again, if nothing else speaks against it. For the service thread."""
+        if self._inward is not None and not (self._paused or self._ended or long_frames.waits(self)):
             self._inward.release()
 
     def _took(self, frame: bytes, user: str) -> None:
@@ -313,17 +282,12 @@ class Channel:
         if self.receiver is not None:
             self.receiver.took(frame)
         if len(frame) > SMALL_FRAME:
-            self._took_long(time.thread_time() - began)
-        _let_go(self)
-
-    def _took_long(self, cost_s: float) -> None:
-        """To read a long frame takes long, whatever is in it: so little of the time is left to them."""
-        global _long_from
-        _long_from = max(_long_from, time.monotonic()) + _LONG_TIMES * cost_s
-        self._rest(_LONG_TIMES * cost_s * (len(_resting) + 1))
+            rest_s = long_frames.cost(time.thread_time() - began)
+            self._rest(rest_s * (len(_resting) + 1))
+        long_frames.end(self)
 
     def _send(self, frame: bytes) -> None:
-        if self._ended or self._closing:
+        if self._ended or self.closing:
             return
         if self._local is None:
             self._unsent.append(frame)
@@ -339,68 +303,53 @@ class Channel:
         if self._local is None:
             self._end(self._why())
         elif self._outward is not None and self._outward.over:
-            self._finish()
+            self.finish()
 
     def _link_is_done(self, pump: Pump) -> None:
         """ZeroMQ has closed its end: it was told to, or the peer is gone, or broke its protocol."""
-        if not self._closing:
+        if not self.closing:
             self._end(self._why())
         elif self._inward is None or self._inward.over:
-            self._finish()
+            self.finish()
 
     def _why(self) -> RdmaConnectError:
         """Why no more will come."""
-        if self._verdict is not None:
-            return self._verdict
-        if self._filter.refused:
-            return AuthenticationError(f"the listener does not know the key of this side ({self._filter.refused}).")
         hung_up = self._inward is not None and not self._inward.over
-        if hung_up and not self._filter.shaken:
-            failed = f"the handshake with the peer at {self.address} failed"
-            if self._keys is None:
-                return PeerClosed(f"{failed}, or took too long: is it rdmaconnect there?")
-            hint = "it has another key than this side expects, another secret, or a key that is not known here."
-            return AuthenticationError(f"{failed}: {hint}")
-        if hung_up:
-            return RemoteProtocolError(
-                f"the peer at {self.address} broke ZeroMQ's protocol, or sent more than {self.max_frame} bytes at once."
-            )
-        return PeerClosed(
-            f"the peer at {self.address} is gone: it closed its side, its process ended, or the network to it broke."
-        )
+        found = why_over(self.address, self._filter, hung_up=hung_up, protected=self._keys is not None)
+        return self._verdict or found
 
     def _end(self, error: RdmaConnectError) -> None:
         """Nothing more will come: give out what is there, and close."""
-        if self._ended or self._closing:
+        if self._ended or self.closing:
             return
         for _ in range(4 * _AT_ONCE):
             taken = self._link.recv() if self._link is not None else None
-            if taken is None or self._ended or self._closing:
+            if taken is None or self._ended or self.closing:
                 break
             self._took(*taken)
-        if not (self._ended or self._closing):
+        if not (self._ended or self.closing):
             self._ended = True
             receiver, self.receiver = self.receiver, None
-            self._finish()
+            self.finish()
             if receiver is not None:
                 receiver.over(error)
 
     def _close(self) -> None:
         self.receiver = None
-        if self._closing or self._ended:
-            self._closing = True
+        if self.closing or self._ended:
+            self.closing = True
             return
-        self._closing = True
+        self.closing = True
         if self._inward is None:
             return  # not opened yet
         # ZeroMQ sends nothing before the peer's handshake has come
         self._inward.discarding = self._filter.shaken
         if self._local is not None or (self._link is not None and self._unsent):
-            self._loop.call_later(link.LINGER_MS / 1000, self._finish)
+            self._loop.call_later(link.LINGER_MS / 1000, self.finish)
             if self._local is not None:
                 self._hang_up()
         else:
-            self._finish()
+            self.finish()
 
     def _hang_up(self) -> None:
         """Send what is left, and close ZeroMQ's end; the rest follows from that."""
@@ -411,11 +360,11 @@ class Channel:
         if self._inward is not None:
             self._inward.release()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Free everything."""
-        _let_go(self)
+        long_frames.end(self)
         _resting.discard(self)
-        _open.discard(self)
+        alive.remove(self)
         for pump in (self._inward, self._outward):
             if pump is not None:
                 pump.stop()
@@ -435,106 +384,15 @@ class Channel:
             self._loop.remove_reader(ended.fd)
             ended.close(linger_ms)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
+        """A second has passed."""
         if self.receiver is not None:
             self.receiver.tick()
-        since = _long.get(self)
-        if since is not None and _waiting and time.monotonic() - since > LONG_FRAME_S:
+        if long_frames.is_too_slow(self):
             self._end(RemoteProtocolError(f"the peer at {self.address} is too slow with a long frame: others wait."))
 
 
-def _let_go(channel: Channel) -> None:
-    """Another may be in the midst of a long frame now."""
-    if channel in _waiting:
-        _waiting.remove(channel)
-        channel._read_on()
-    _long.pop(channel, None)
-    _let_in_later()
-
-
-def _let_in_later() -> None:
-    global _letting_in
-    if _waiting and not _letting_in:
-        _letting_in = True
-        service.loop().call_later(max(0.0, _long_from - time.monotonic()), _let_in)
-
-
-def _let_in() -> None:
-    """The next of those who wait may begin with a long frame, if there is room and time for it."""
-    global _letting_in
-    _letting_in = False
-    while _waiting and len(_long) < LONG_FRAMES and time.monotonic() >= _long_from:
-        following = _waiting.popleft()
-        if following._inward is not None and not following._inward.over:
-            _long[following] = time.monotonic()
-            following._read_on()
-    if len(_long) < LONG_FRAMES:
-        _let_in_later()
-
-
-def _keep_ticking() -> None:
-    """One timer for all channels, while there are any."""
-    global _ticking
-    if not _ticking:
-        _ticking = True
-        service.loop().call_later(TICK_S, _tick)
-
-
-def _tick() -> None:
-    global _ticking
-    _ticking = False
-    if _open:
-        _keep_ticking()
-    for channel in tuple(_open):
-        channel._tick()
-
-
-def _peer_of(tcp: socket.socket) -> str:
-    try:
-        address = str(tcp.getpeername()[0])
-    except OSError:  # it is gone already: reading will tell
-        return ""
-    return address.removeprefix("::ffff:") if "." in address else address
-
-
-def _foreign(error: ZmtpError, listens: bool) -> RdmaConnectError:
-    """What bytes that do not fit mean to this side."""
-    here, there = ("listener", "connector") if listens else ("connector", "listener")
-    both = "Give both sides the same secret, or keys."
-    if error.fault is Fault.UNPROTECTED:
-        return AuthenticationError(f"this {here}'s exchange is protected, the {there}'s is not. {both}")
-    if error.fault is Fault.PROTECTED:
-        return AuthenticationError(f"the {there}'s exchange is protected, this {here}'s is not. {both}")
-    if error.fault in (Fault.TRAFFIC, Fault.LONG):
-        return RemoteProtocolError(f"the {there} {error}: it was cut off.".replace("it sends", "sends"))
-    verb = "calls" if listens else "listens"
-    hint = f"Is it rdmaconnect that {verb}?"
-    return RemoteProtocolError(f"what {verb} there does not speak this protocol: {error}. {hint}")
-
-
-async def _flush() -> None:
-    """What was said last goes out before the process ends; then ZeroMQ may go."""
-    while any(channel._closing for channel in _open):
-        await asyncio.sleep(0.005)
-
-
-async def _last() -> None:
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_flush(), service.END_S / 2)
-    for channel in tuple(_open):
-        channel._finish()
-    link.close_context()
-
-
-service.at_end(_last)
-
-
 def _forget() -> None:
-    global _ticking, _letting_in
-    _ticking = _letting_in = False
-    _open.clear()
-    _long.clear()
-    _waiting.clear()
     _resting.clear()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..errors import VerbsError, hint_for
 from .url import Address
 
-__all__ = ["listen", "set_options"]
+__all__ = ["listen", "peer_of", "set_options"]
 
 #: what one address of several may not have: the next one is taken
 _NOT_HERE = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENODEV}
@@ -28,6 +28,15 @@ def set_options(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10000)
+
+
+def peer_of(tcp: socket.socket) -> str:
+    """The IP address of the other end; "" if it is gone."""
+    try:
+        address = str(tcp.getpeername()[0])
+    except OSError:  # it is gone already: reading will tell
+        return ""
+    return address.removeprefix("::ffff:") if "." in address else address
 
 
 def listen(addresses: Sequence[Address], backlog: int = 4096) -> socket.socket:

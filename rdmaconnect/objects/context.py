@@ -1,30 +1,28 @@
-"""What RDMA hardware this host has, and which port to use for a peer."""
+"""An opened device: what it is and has, and the devices that there are."""
 
 from __future__ import annotations
 
 import errno
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from .. import verbs
-from ..abi import LinkLayer, NodeType, PortState, TransportType, ValuesMask, ibv_port_attr
-from ..agreement.endpoint import Gid, GidEntry, Options
+from ..abi import NodeType, TransportType, ValuesMask, ibv_port_attr
+from ..agreement.endpoint import Gid, GidEntry
 from ..errors import DeviceError, LibraryError, StateError, VerbsError
 from ..runtime.fork import in_child, over_fork
 from .async_events import AsyncEvents
 from .device_attr import DeviceAttr, RtValues
 from .gid_table import LACKING, GidSlot, gid_attribute, read_gid_table
-from .interfaces import interface_index
 from .owned import Owned, exclusive
 from .port import Port
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "gid_is_here", "open_device", "rank_ports", "source_addresses"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "why_none"]
 
 
 class _Device(Owned):
@@ -215,6 +213,16 @@ class Context(Owned):
         raise self._no_port(port_num, [port.port_num for port in ports])
 
     @exclusive
+    def port_speed(self, port_num: int) -> float | None:
+        """Gbit/s of a port in use, lanes taken together; None of a library or device that does not tell.
+
+        Source: ibv_query_port_speed.
+        """
+        with suppress(LibraryError, VerbsError):
+            return verbs.ibv_query_port_speed(self.pointer, port_num) / 10
+        return None
+
+    @exclusive
     def gid_table(self) -> tuple[GidSlot, ...]:
         """The filled slots of all ports' GID tables. Source: ibv_query_gid_table(3), or one slot after the other."""
         return tuple(read_gid_table(self.pointer, self.name, self._port_attrs()))
@@ -331,7 +339,7 @@ def open_device(name: str) -> Context:
 def _open(name: str) -> Any:
     with _device_list() as devices:
         if name not in devices:
-            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else _why_none()
+            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else why_none()
             raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
         pointer, node = devices[name]
         try:
@@ -349,53 +357,6 @@ def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
     return error
 
 
-def source_addresses(host: str) -> list[Gid]:
-    """The addresses that this host would send from to reach ``host``, by the kernel's routes.
-
-    Args:
-        host: a name or an address, IPv6 without brackets.
-
-    Returns:
-        One for each address of the host that there is a route to; empty if none. Nothing is sent.
-    """
-    found = []
-    try:
-        infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # no such name, or nothing that could be one
-        return []
-    for family, kind, proto, _, address in infos:
-        with socket.socket(family, kind, proto) as probe:
-            try:
-                probe.connect(address)
-            except OSError:
-                continue
-            found.append(Gid.parse(probe.getsockname()[0]))
-    return found
-
-
-def gid_is_here(entry: GidEntry) -> bool:
-    """Whether the GID is an address of this network namespace: only there can it be bound."""
-    address = entry.gid.address
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            scope = interface_index(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
-            probe.bind((str(address), 0) if address.version == 4 else (str(address), 0, 0, scope))
-        except OSError:
-            return False
-    return True
-
-
-def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
-    """How well a port suits: it has the address that the route starts from; a routable address; an address here."""
-    here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)]
-    return (
-        any(entry.gid in sources for entry in here),
-        any(not entry.gid.is_link_local for entry in here),
-        bool(here),
-    )
-
-
 def _of_the_kernel() -> list[str]:
     """The devices that the kernel has, whether this process can use them or not."""
     try:
@@ -404,7 +365,7 @@ def _of_the_kernel() -> list[str]:
         return []
 
 
-def _why_none() -> str:
+def why_none() -> str:
     """Why no device is listed, and what to do."""
     if kernel := _of_the_kernel():
         return (
@@ -433,57 +394,3 @@ def _refused_node() -> VerbsError | None:
         except OSError as e:
             return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {path}")
     return None
-
-
-def rank_ports(options: Options, host: str | None = None) -> list[Port]:
-    """The ports that could be used, the best first.
-
-    An explicit device or port wins. Otherwise: ACTIVE ports, first the one whose GID is the address
-    that the kernel's route to ``host`` starts from, then those with an address of this network
-    namespace.
-
-    Args:
-        options: ``device``, ``port_num`` and ``gid_index`` narrow the choice.
-        host: the peer's name or address, if known.
-
-    Returns:
-        At least one port.
-
-    Raises:
-        DeviceError: nothing fits; lists what was seen and what to do.
-        VerbsError, LibraryError: as :func:`device_names` and :func:`open_device`.
-    """
-    names = [options.device] if options.device is not None else device_names()
-    if not names:
-        raise DeviceError(f"find an RDMA device: {_why_none()}")
-    sources = source_addresses(host) if host else []
-    problems: list[str] = []
-    wanted_is_missing = False
-    found: list[tuple[tuple[bool, bool, bool], Port]] = []
-    for name in names:
-        try:
-            with open_device(name) as context:
-                ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
-        except (VerbsError, DeviceError) as e:
-            if options.device is not None or getattr(e, "errno", 0) in (errno.EMFILE, errno.ENFILE):
-                raise
-            problems.append(str(e).rstrip("."))
-            continue
-        wanted = options.gid_index
-        fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
-        found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
-        problems += [f"{port} with {port.gid_words()}" for port in ports if port not in fit]
-        wanted_is_missing |= len(fit) < len(ports)
-        problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
-    if not found and wanted_is_missing:
-        raise DeviceError(
-            f"use gid_index {options.gid_index}: that slot is empty on every port. Seen: {'; '.join(problems)}. "
-            "Addresses come and go, and their slots with them: see `rdmaconnect devices`."
-        )
-    if not found:
-        raise DeviceError(
-            f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
-            "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
-        )
-    here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
-    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]

@@ -18,7 +18,8 @@ from ..agreement.endpoint import RemoteRegion
 from .address import RemoteSrq, UdAddress
 from .buffers import as_bytes
 from .fields import bits
-from .memory import MR, MW, Sge
+from .memory import MR, Sge
+from .memory_window import MW
 
 __all__ = ["Operation", "Pieces", "Target", "Work", "check_fits", "check_open", "local", "regions"]
 

@@ -28,7 +28,8 @@ from ..errors import PostError, StateError, VerbsError
 from .address import UdAddress
 from .completion import CQ
 from .fields import bits, put
-from .memory import MR, MW, PD
+from .memory import MR, PD
+from .memory_window import MW
 from .operations import Operation, Work, check_fits
 from .owned import Owned, holding, this
 from .queuepair import QueuePair, _queues

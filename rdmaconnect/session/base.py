@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
-from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
+from ..agreement.endpoint import Endpoint, RemoteRegion
 from ..agreement.path import Path
-from ..errors import CompletionError, PeerClosed, RdmaConnectError, StateError
+from ..errors import PeerClosed, RdmaConnectError, StateError
 from ..objects.address import AddressHandle, UdAddress
-from ..objects.buffers import Buffer, hold
-from ..objects.memory import MR
 from ..objects.owned import together
-from ..runtime.deadline import Deadline
-from ..runtime.steps import Call, Story, Wait
+from ..runtime.steps import Call, Story
 from ..runtime.workers import here
 from .conversation import Conversation
-from .engine import Lane, Sent, Source
+from .data_path import DataPath
+from .engine import Lane, Source
 from .prepared import Prepared
 from .trace import Mark
-from .transfer import LONGEST, Last, parts
 
 __all__ = ["Joint", "M", "Middle"]
 
-#: the longest sleep: another thread may have taken the event, ms
-_SLICE_MS = 1000
-#: slots of the staging memory, each as large as the peer's receives
-_STAGES = 4
-#: bytes of a slot at most, whatever the peer says that it takes: what is longer is registered where it is
-_STAGE_MAX = 256 * 1024
 #: a front
 M = TypeVar("M", bound="Middle")
-_DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +41,7 @@ class Joint:
     token: bytes = field(default=b"", repr=False)
 
 
-class Middle:
+class Middle(DataPath):
     """One queue pair connected to one peer.
 
     Attributes:
@@ -101,14 +86,7 @@ class Middle:
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
             self._lane.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
-        #: bytes of the longest message between the two ports, as far as they are told
-        self._longest = min(LONGEST, *(end.port.max_msg_sz or LONGEST for end in (self.local, self.peer)))
-        most = min(self.peer.recv_size, self._longest)
-        self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
-        self._stage_size = min(self.max_send_size, _STAGE_MAX)
-        self._stage: memoryview | None = None
-        self._stage_mr: MR | None = None
-        self._stages: list[int] = []
+        self._begin()
 
     def _reconnect(self, deadline_s: float | None) -> Story[None]:
         self._check_open()
@@ -130,268 +108,7 @@ class Middle:
         self._conversation.close()
         if self.ah is not None:
             self.ah.close()
-        if self._stage_mr is not None:
-            self._stage_mr.close()
-
-    # ---- stories
-
-    def _send(self, data: Any, deadline_s: float | None) -> Story[None]:
-        deadline = Deadline(deadline_s)
-        with _held(data) as source:
-            length = source.length
-            if length > self.max_send_size:
-                raise ValueError(f"send {length} bytes: {self._why_too_long()}")
-            yield from self._transfer(WrOpcode.SEND, source, deadline, f"send {length} bytes")
-
-    def _why_too_long(self) -> str:
-        if self.ah is not None and self.max_send_size == MTU_BYTES[self.path.path_mtu]:
-            return f"a datagram carries at most the path MTU, {self.max_send_size} bytes. Use RC."
-        if self.max_send_size < self.peer.recv_size:
-            ends = f"{self.local.port} and {self.peer.port}"
-            return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."
-        other_way = "" if self.ah is not None else ", or use write()"
-        takes = f"the peer takes at most {self.max_send_size} in one message"
-        return f"{takes}. Give the peer a larger recv_size{other_way}."
-
-    def _recv(self, deadline_s: float | None) -> Story[bytes]:
-        slot, length = yield from self._next_message(Deadline(deadline_s))
-        try:
-            return bytes(self._lane.payload(slot, length))
-        finally:
-            self._lane.repost(slot)
-
-    def _recv_into(self, buffer: Any, deadline_s: float | None) -> Story[int]:
-        with hold(buffer) as target:
-            if target.readonly:
-                raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
-            view = target.view
-            slot, length = yield from self._next_message(Deadline(deadline_s))
-            if length > target.length:
-                with self._engine.lock:
-                    self._inbox().appendleft((slot, length))
-                raise ValueError(f"receive {length} bytes: the buffer has {target.length}")
-            view[:length] = self._lane.payload(slot, length)
-            self._lane.repost(slot)
-            return length
-
-    def _write(
-        self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None, imm: int | None = None
-    ) -> Story[None]:
-        deadline = Deadline(deadline_s)
-        self._need("RDMA write", QpType.RC, QpType.UC)
-        with _held(data) as source:
-            target = self._region(region).slice(offset, source.length)
-            doing = f"write {source.length} bytes"
-            if imm is not None and not (source.length and 0 <= imm < 1 << 32):
-                raise ValueError(f"{doing} with imm {imm}: give at least one byte, and 32 bits")
-            opcode = WrOpcode.RDMA_WRITE if imm is None else WrOpcode.RDMA_WRITE_WITH_IMM
-            yield from self._transfer(opcode, source, deadline, doing, target, imm)
-
-    def _recv_imm(self, deadline_s: float | None) -> Story[int]:
-        deadline, told = Deadline(deadline_s), self._lane.told
-        self._need("a write that is told", QpType.RC, QpType.UC)
-        while True:
-            yield from self._wait(lambda: bool(told), deadline, "recv_imm")
-            with self._engine.lock:
-                if told:
-                    slot, imm = told.popleft()
-                    break
-        self._lane.repost(slot)
-        return imm
-
-    def _read(
-        self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
-    ) -> Story[bytes | None]:
-        deadline = Deadline(deadline_s)
-        self._need("RDMA read", QpType.RC)
-        whole = self._region(region)
-        room = None if into is None else _room(into)
-        if length is None:
-            length = whole.length - offset if room is None else room
-        source = whole.slice(offset, length)
-        if room is not None and length > room:
-            raise ValueError(f"read {length} bytes: the buffer has {room}")
-        target: Any = bytearray(length) if into is None else into
-        if length:
-            doing = f"read {length} bytes"
-            if isinstance(target, MR):
-                mr, release = self._mine(target, doing), _nothing
-            else:
-                mr = self._register(target, AccessFlags.LOCAL_WRITE)
-                release = mr.close
-            place = (mr.addr, length, mr.lkey)
-            yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, doing, source)
-        return bytes(target) if into is None else None
-
-    def _need(self, what: str, *types: QpType) -> None:
-        self._check_open()
-        if self.local.qp_type not in types:
-            words = " or ".join(map(str, types))
-            raise StateError(f"{what} over {self.local.qp_type}: this type does not have it. Connect with {words}.")
-
-    def _region(self, region: RemoteRegion | str) -> RemoteRegion:
-        if isinstance(region, RemoteRegion):
-            return region
-        if region not in self.remote:
-            raise KeyError(f"the peer has no region {region!r}; it has {', '.join(sorted(self.remote)) or 'none'}")
-        return self.remote[region]
-
-    def _register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
-        self._check_open()
-        return MR(self._engine.pd, buffer, access)
-
-    def _mine(self, mr: MR, doing: str) -> MR:
-        """A region of the caller's, which this queue pair can use: else it would fail with words about the peer."""
-        mr.pointer  # noqa: B018  it is open
-        if mr.pd.base is not self._engine.pd:
-            raise ValueError(
-                f"{doing}: {mr.name} is registered in another protection domain ({mr.pd.name}) than {self!r} has. "
-                "Register the memory with its register()."
-            )
-        return mr
-
-    # ---- the engine's side
-
-    def _inbox(self) -> Any:
-        return self._lane.inboxes[self._source]
-
-    def _next_message(self, deadline: Deadline) -> Story[tuple[int, int]]:
-        while True:
-            self._check_open()
-            yield from self._wait(lambda: bool(self._inbox()), deadline, "recv")
-            with self._engine.lock:
-                inbox = self._inbox()
-                if inbox:
-                    message: tuple[int, int] = inbox.popleft()
-                    if not self._conversation.is_probe(self._lane.payload(*message)):
-                        return message
-                    self._lane.repost(message[0])
-
-    def _transfer(
-        self,
-        opcode: WrOpcode,
-        source: MR | Buffer,
-        deadline: Deadline,
-        doing: str,
-        target: RemoteRegion | None = None,
-        imm: int | None = None,
-    ) -> Story[None]:
-        """Give the data a registered address and send it from there."""
-        release: Callable[[], None] = _nothing
-        length = source.length
-        if isinstance(source, MR):
-            place = (self._mine(source, doing).addr, length, source.lkey)
-        elif length == 0:
-            place = (0, 0, 0)
-        elif length <= self._stage_size and source.device is None:
-            slot, place = yield from self._staged(source, deadline, doing)
-            release = lambda: self._stages.append(slot)  # noqa: E731
-        else:
-            # it holds the buffer for itself, as long as the device; in a worker, where Ctrl-C leaves none to nobody
-            make = partial(self._register, source.owner, AccessFlags(0))
-            mr = yield Call(make, deadline, doing, undo=MR.close)
-            place, release = (mr.addr, length, mr.lkey), mr.close
-        yield from self._submit(opcode, place, release, deadline, doing, target, imm)
-
-    def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Story[tuple[int, tuple[int, int, int]]]:
-        """Copy into a free slot of the staging memory."""
-        if self._stage is None:
-            yield Call(self._make_stage, deadline, doing)
-        stage, mr = self._stage, self._stage_mr
-        assert stage is not None
-        assert mr is not None
-        while True:
-            yield from self._wait(lambda: bool(self._stages), deadline, doing)
-            with self._engine.lock:
-                if self._stages:
-                    slot = self._stages.pop()
-                    break
-        start = slot * self._stage_size
-        stage[start : start + source.length] = source.view
-        return slot, (mr.addr + start, source.length, mr.lkey)
-
-    def _make_stage(self) -> None:
-        with self._engine.lock:
-            if self._stage is None:
-                memory = mmap.mmap(-1, _STAGES * self._stage_size)
-                self._stage_mr = self._register(memory, AccessFlags(0))
-                self._stages = list(range(_STAGES))
-                self._stage = memoryview(memory)
-
-    def _submit(
-        self,
-        opcode: WrOpcode,
-        place: tuple[int, int, int],
-        release: Callable[[], None],
-        deadline: Deadline,
-        doing: str,
-        target: RemoteRegion | None = None,
-        imm: int | None = None,
-    ) -> Story[None]:
-        """Post it, as several work requests where one may not be so long, and wait until all have completed."""
-        on_the_way: deque[Sent] = deque()
-        last = Last(release, self._engine.lock)
-        try:
-            for part in parts(opcode, place, target, imm, self._longest):
-                sent = Sent(part.opcode, doing, last.one_less)
-                last.one_more()
-                try:
-                    post = partial(self._lane.post, sent, part.place, part.target, self._to, part.imm)
-                    yield from self._wait(post, deadline, doing)
-                except BaseException:
-                    if not sent.wr_id:
-                        last.one_less()
-                    raise
-                on_the_way.append(sent)
-                while on_the_way and on_the_way[0].status is not None:
-                    self._check_done(on_the_way.popleft())
-            while on_the_way:
-                yield from self._wait(lambda: on_the_way[0].status is not None, deadline, doing)
-                self._check_done(on_the_way.popleft())
-        finally:
-            last.one_less()
-
-    def _check_done(self, sent: Sent) -> None:
-        if sent.status != WcStatus.SUCCESS:
-            raise self._over(sent.doing, self._failure(sent))
-
-    def _failure(self, sent: Sent) -> CompletionError:
-        return CompletionError(
-            WcStatus(sent.status or 0), vendor_err=sent.vendor_err, wr_id=sent.wr_id, qp_num=self.local.qp_num,
-            opcode=str(sent.opcode), doing=f"{sent.doing} from {self.local} to {self.peer}",
-        )  # fmt: skip
-
-    def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> Story[None]:
-        """Make progress until ``ready``: first by polling, then asleep on the channel."""
-        self._check_open()
-        if ready():
-            return
-        for _ in range(max(self._spin, 1)):  # what is there already needs no event
-            self._engine.progress()
-            if ready():
-                return
-        while True:
-            told, taken = self._conversation.changed, self._engine.changed
-            seen = told.count
-            self._check_open()
-            self._engine.arm()
-            self._engine.progress()
-            count = taken.count
-            self._check_open()
-            if ready():
-                return
-            if self._lane.broken is not None or self._conversation.left is not None:
-                raise self._over(doing, self._lane.broken)
-            if deadline.left_s <= 0:
-                raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
-            changes = ((told, seen), (taken, count))
-            yield Wait(deadline, (self._engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
-
-    def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
-        """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
-        if self._conversation.left is not None or error is None:
-            return PeerClosed(f"{doing}: {self._conversation.left}")
-        return error
+        self._end()
 
     # ---- the end
 
@@ -476,19 +193,3 @@ class Middle:
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
         return f"<{type(self).__name__} {self.local.qp_type} {self.local} to {self.peer}{state}>"
-
-
-def _held(data: Any) -> AbstractContextManager[MR | Buffer]:
-    """The memory of what is to be sent; who gives an MR goes on to hold it."""
-    return nullcontext(data) if isinstance(data, MR) else hold(data)
-
-
-def _room(into: Any) -> int:
-    with _held(into) as target:
-        if isinstance(target, Buffer) and target.readonly:
-            raise ValueError(f"read into a read-only {type(into).__name__}: give a writable one")
-        return target.length
-
-
-def _nothing() -> None:
-    pass

@@ -17,7 +17,6 @@ from ..abi import QpType
 from ..agreement.path import Candidate, Wish
 from ..errors import ConnectTimeout, RdmaConnectError, StateError
 from ..exchange.url import addresses, host_of, loopback_of, port_of, tcp_url
-from ..objects.context import rank_ports
 from ..protocol.codec import MAX_MS
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello, Ready, Reply
@@ -30,6 +29,7 @@ from .conversation import BEAT_MS, Conversation
 from .fallback import Ways, say_more
 from .joining import close_handles, make_paths, prove, raise_lanes, used_ports
 from .outgoing import Outgoing
+from .ports import rank_ports
 from .prepared import Prepared
 from .terms import Terms, check_count, make_terms
 from .trace import Trace

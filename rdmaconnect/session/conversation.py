@@ -9,7 +9,8 @@ from itertools import count
 
 from ..agreement.endpoint import PortAddress
 from ..errors import PeerClosed, RdmaConnectError, StateError
-from ..exchange.channel import SILENT_S, TICK_S, Channel
+from ..exchange.alive import TICK_S
+from ..exchange.channel import Channel
 from ..protocol.codec import decode, encode
 from ..protocol.handshake import BEATING, NO_ID, Handshake, Outcome, State
 from ..protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply
@@ -23,6 +24,8 @@ __all__ = ["BEAT_MS", "Conversation"]
 BEAT_TICKS = 5
 #: the same in milliseconds
 BEAT_MS = round(BEAT_TICKS * TICK_S * 1000)
+#: a peer that announced beats and is silent for so long is gone, seconds, at least
+SILENT_S = 15.0
 #: beats that may be missing before a peer counts as gone
 BEATS_MISSED = 3
 #: so that not all beat at the same time

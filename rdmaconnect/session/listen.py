@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..exchange.url import tcp_url
-from ..objects.context import rank_ports
 from ..runtime.steps import Call, Story, arun, call_apart, run_apart
 from ..verbs import library
+from .admission import MAX_HALF_OPEN, MAX_QPS
 from .connection import AsyncConnection, Connection
-from .listening import MAX_HALF_OPEN, MAX_QPS, ListenerCore
+from .listening import ListenerCore
+from .ports import rank_ports
 from .terms import Terms, make_terms, parse_qp_type
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import threading
@@ -16,103 +15,36 @@ from typing import Generic
 
 from ..abi import QpType
 from ..agreement.endpoint import PortAddress
-from ..errors import ConnectTimeout, DeviceError, PeerClosed, PeerMismatch, RdmaConnectError, StateError
+from ..errors import ConnectTimeout, DeviceError, PeerMismatch, RdmaConnectError, StateError
 from ..exchange import service
 from ..exchange.acceptor import Acceptor, descriptors_are_scarce
 from ..exchange.channel import SMALL_FRAME, Channel
 from ..exchange.url import loopback_of
-from ..objects.context import Port, open_device, rank_ports
-from ..protocol.codec import MAX_FRAME, MAX_PORTS, decode, encode
-from ..protocol.handshake import NO_ID, Handshake, Role, State
+from ..objects.context import Port, open_device
+from ..protocol.codec import MAX_FRAME, MAX_PORTS, encode
+from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello, Reject
 from ..runtime.deadline import Deadline
 from ..runtime.steps import Call, Story, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
+from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Room
 from .base import M, Middle
+from .connector import Connector
 from .conversation import Conversation
+from .in_vain import InVain
 from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
+from .ports import rank_ports
 from .prepared import Prepared
 from .terms import Terms
 from .trace import Trace
 
-__all__ = ["MAX_HALF_OPEN", "MAX_QPS", "ListenerCore"]
+__all__ = ["ListenerCore"]
 
 log = logging.getLogger("rdmaconnect")
 
-#: connections that may be half open, or made and not yet accepted; and the queue pairs of all of them
-MAX_HALF_OPEN, MAX_QPS = 1024, 16384
-#: a hello for more queue pairs than this is a large one: such may take three quarters of the room, one at a time
-LARGE = 64
 #: where there is no room left, a connector that says nothing for so long, seconds, loses its place
 SILENT_S = 6.0
-#: a connector that finds no room may ask again after so many milliseconds
-_AGAIN_MS = 200
-#: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
-FAILED_COST = 8.0
-#: what went wrong with connectors: as many are kept as an error names
-_FAILURES = 16
-
-
-def _peer_host(address: str) -> str | None:
-    """A peer's address as a route look-up takes it."""
-    try:
-        ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return None
-    return address
-
-
-class _Connector:
-    """The channel of one connector: gives what comes to the connection that it asks for."""
-
-    def __init__(self, core: ListenerCore[M], channel: Channel) -> None:
-        self._core, self.channel = core, channel
-        self.conversation: Conversation | None = None
-        #: what it has asked for last, while nothing is begun since what it asked for before has not ended yet
-        self._next: Hello | None = None
-
-    def took(self, frame: bytes) -> None:
-        if self.conversation is not None and self.conversation.beats(frame):
-            return
-        try:
-            message = decode(frame)
-        except RdmaConnectError as e:
-            self._broken(e)
-            return
-        current = self.conversation
-        if isinstance(message, Hello) and (current is None or message.id != current.id):
-            if current is not None:
-                current.over(PeerClosed("the peer began anew."))
-            self._next = message
-            self.go_on()
-        elif message is not None and current is not None:
-            current.hear(message)
-
-    def go_on(self) -> None:
-        """Begin with what it asks for, unless what came before it is under way."""
-        if self._next is not None and not self._core.is_busy_with(self.conversation):
-            asked, self._next = self._next, None
-            self._core.asked(self, asked)
-
-    def _broken(self, error: RdmaConnectError) -> None:
-        """Bytes that cannot be read: say so, and hang up."""
-        if self.conversation is not None:
-            self.conversation.over(error)
-        self.channel.send(encode(Reject(NO_ID, "decode", 0, str(error))))
-        self.channel.close()
-        self._core.gone(self, error)
-        if self.conversation is None:
-            self._core.note(self.channel, error)
-
-    def over(self, error: RdmaConnectError) -> None:
-        if self.conversation is not None:
-            self.conversation.over(error)
-        self._core.gone(self, error)
-
-    def tick(self) -> None:
-        if self.conversation is not None:
-            self.conversation.tick()
 
 
 class ListenerCore(Generic[M]):
@@ -133,11 +65,8 @@ class ListenerCore(Generic[M]):
         max_half_open: int = MAX_HALF_OPEN,
         max_qps: int = MAX_QPS,
     ) -> None:
-        for name, value in (("max_half_open", max_half_open), ("max_qps", max_qps)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}: give a number of 1 or more")
         self.terms, self._qp_types, self._share_ud = terms, tuple(qp_types), share_ud
-        self._max_half_open, self._max_qps = max_half_open, max_qps
+        self._room = Room(max_half_open, max_qps)
         self.workers = here()
         self._pid = os.getpid()
         self._changed = Signal()
@@ -145,19 +74,14 @@ class ListenerCore(Generic[M]):
         #: those that are half open, with what they cost; and, in order, those that nobody has accepted yet
         self._incoming: dict[Incoming, int] = {}
         self._ready: deque[M] = deque()
-        self._failures: deque[tuple[str, RdmaConnectError]] = deque(maxlen=_FAILURES)
-        self._strangers: deque[str] = deque(maxlen=_FAILURES)
-        #: how many failed, and how many strangers there were, at all
-        self._failed = self._strange = 0
-        #: of how many an error has told
-        self._told = 0, 0
+        self._in_vain = InVain()
         self._live: weakref.WeakValueDictionary[bytes, Middle] = weakref.WeakValueDictionary()
         #: connections whose reconnect waits here -> what is to take their place, once it has come
         self._awaited: dict[Middle, Incoming | None] = {}
         self._shared: Prepared | None = None
         self._sharing, self._large = threading.Lock(), threading.Lock()
         self._looking = self._closed = False
-        self._acceptor = Acceptor(url, partial(_Connector, self), MAX_FRAME, terms.keys)
+        self._acceptor = Acceptor(url, partial(Connector, self), MAX_FRAME, terms.keys)
         self.url = self._acceptor.url
         self._local = loopback_of(self._acceptor.host)
         if terms.keys is None and not self._local:
@@ -179,7 +103,7 @@ class ListenerCore(Generic[M]):
 
     # ---- in the service thread: who comes, and whether there is room
 
-    def asked(self, connector: _Connector, hello: Hello) -> None:
+    def asked(self, connector: Connector, hello: Hello) -> None:
         """A connector wants a connection, or several."""
         channel = connector.channel
         self._acceptor.know(channel)
@@ -196,7 +120,7 @@ class ListenerCore(Generic[M]):
             one.stop(StateError(f"it has not gone on for {one.age_s:.0f} s, and others wait."))
         if words:
             log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
-            again_ms = 0 if self._closed else _AGAIN_MS
+            again_ms = 0 if self._closed else AGAIN_MS
             channel.send(encode(Reject(hello.id, "accept", 0, f"busy: {words}", (), again_ms)))
             self._acceptor.expect(channel)
             return
@@ -214,27 +138,19 @@ class ListenerCore(Generic[M]):
     def _no_room(self, count: int) -> str:
         """In words, why there is no room for a hello with so many queue pairs; "" if there is."""
         open_now = len(self._incoming) + len(self._ready)
-        if open_now >= self._max_half_open:
-            return f"{open_now} connections are half open or wait to be accepted, which is the most"
         qps = sum(self._incoming.values()) + len(self._ready)
-        room = self._max_qps if count <= LARGE else self._max_qps * 3 // 4
-        if open_now and descriptors_are_scarce():
-            return "this process has hardly a descriptor left (`ulimit -n` tells its limit)"
-        if qps and qps + count > room:
-            return f"{qps} queue pairs are half open or wait to be accepted: there is no room for {count} more"
-        return ""
+        return self._room.lacks(count, open_now, qps, scarce=descriptors_are_scarce())
 
     def _overdue(self) -> list[Incoming]:
         """Those that were replied to and have not gone on: in silence, or for very long."""
         answered = [one for one in self._incoming if one.state is State.ANSWERED]
         return [one for one in answered if one.channel.silent_s > SILENT_S or one.age_s > PATIENCE_MAX_S]
 
-    def gone(self, connector: _Connector, error: RdmaConnectError) -> None:
+    def gone(self, connector: Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""
         self._acceptor.know(connector.channel)
         if connector.conversation is None:
-            self._strange += 1
-            self._strangers.append(f"{connector.channel.address or 'a stranger'}: {error}")
+            self._in_vain.strange(f"{connector.channel.address or 'a stranger'}: {error}")
 
     def _look_later(self) -> None:
         if not self._looking:
@@ -310,7 +226,7 @@ class ListenerCore(Generic[M]):
             return self._shared
 
     def _ports(self, incoming: Incoming) -> list[Port]:
-        ports = rank_ports(self.terms.options, _peer_host(incoming.channel.address))
+        ports = rank_ports(self.terms.options, incoming.channel.address or None)
         # a GID index that was asked for means one port's: nothing else is meant
         return ports if self.terms.options.gid_index is None else ports[:1]
 
@@ -362,16 +278,14 @@ class ListenerCore(Generic[M]):
         """A connector may ask again, which costs it more than a message does. In the service thread."""
         self._acceptor.expect(channel)
         channel.charge(FAILED_COST)
-        if isinstance(channel.receiver, _Connector):
+        if isinstance(channel.receiver, Connector):
             channel.receiver.go_on()
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed with a peer."""
         address = channel.address or "a peer"
         log.warning("accept on %s: %s: %s", self.url, address, error)
-        with self._lock:
-            self._failed += 1
-            self._failures.append((f"{address}: {error}", error))
+        self._in_vain.failed(f"{address}: {error}", error)
         self._changed.notify()
 
     def _wake_all(self) -> None:
@@ -400,7 +314,7 @@ class ListenerCore(Generic[M]):
             self._check_open()
             if not tolerant:
                 with contextlib.suppress(IndexError):
-                    raise self._failures.popleft()[1]
+                    raise self._in_vain.next_failure()
             with contextlib.suppress(IndexError):  # nobody, or another thread was faster
                 return self._ready.popleft()
             if deadline.left_s <= 0:
@@ -419,11 +333,8 @@ class ListenerCore(Generic[M]):
 
     def _seen(self) -> str:
         """Whom an accept in vain, and nobody before it, has seen."""
+        failures, strangers = self._in_vain.seen()
         with self._lock:
-            failed, strange = self._failed - self._told[0], self._strange - self._told[1]
-            self._told = self._failed, self._strange
-            failures = [words for words, _ in self._failures][-min(failed, 3) :] if failed else []
-            strangers = list(self._strangers)[-min(strange, 3) :] if strange else []
             incoming = list(self._incoming)
         if failures:
             return f"Failed with {'; '.join(failures)}"
@@ -431,7 +342,7 @@ class ListenerCore(Generic[M]):
         if waiting:
             return f"Not finished with {', '.join(waiting[-3:])}"
         if strangers:
-            return f"Of those who connected none asked for a connection: {'; '.join(dict.fromkeys(strangers))}"
+            return f"Of those who connected none asked for a connection: {'; '.join(strangers)}"
         return (
             f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
         )

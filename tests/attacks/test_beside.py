@@ -17,7 +17,7 @@ from software import Software
 from software.world import MOST_GUARDS
 
 import rdmaconnect
-from rdmaconnect.exchange.channel import open_channels
+from rdmaconnect.exchange.alive import open_channels
 
 from .attackers import KINDS, NOWHERE
 from .campaign import SCALE, Campaign, descriptors, status, until

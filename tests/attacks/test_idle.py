@@ -10,7 +10,7 @@ import pytest
 from software import Software
 
 import rdmaconnect
-from rdmaconnect.exchange import budget, channel
+from rdmaconnect.exchange import alive, budget
 from rdmaconnect.session import conversation, incoming
 
 from . import hostile
@@ -26,7 +26,7 @@ def test_idle_peers_each_left_alone_in_turn(
     tick_s = 0.002
     with rdmaconnect.listen("127.0.0.1:0", probe=False, **options) as listener:
         here, there = pair(listener, **options)
-        monkeypatch.setattr(channel, "TICK_S", tick_s)
+        monkeypatch.setattr(alive, "TICK_S", tick_s)
         monkeypatch.setattr(conversation, "BEAT_TICKS", 1)
         monkeypatch.setattr(budget, "EARNED", budget.EARNED / tick_s)
         for end in (here, there):  # 10 ticks are 20 ms here: a busy machine is silent for longer
@@ -73,7 +73,7 @@ def test_idle_peers_each_left_alone_in_turn(
 def test_a_peer_that_is_silent_is_gone_and_one_that_beats_is_not(
     software: Software, counted: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "TICK_S", 0.05)
+    monkeypatch.setattr(alive, "TICK_S", 0.05)
     monkeypatch.setattr(budget, "EARNED", budget.EARNED / 0.05)
     with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
         peers = []
@@ -104,7 +104,7 @@ def test_a_connector_that_is_slow_but_says_that_it_is_there_is_waited_for(
     software: Software, counted: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # half an hour of its own RTR is no reason to give it up; to be silent is
-    monkeypatch.setattr(channel, "TICK_S", 0.05)
+    monkeypatch.setattr(alive, "TICK_S", 0.05)
     monkeypatch.setattr(budget, "EARNED", budget.EARNED / 0.05)
     monkeypatch.setattr(incoming, "HALF_OPEN_S", 0.5)
     with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
@@ -133,7 +133,7 @@ def test_a_connector_in_the_queue_of_a_reconnect_is_waited_for(
     software: Software, counted: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # it has said hello and says no more before the reply: that its TCP stands is enough
-    monkeypatch.setattr(channel, "TICK_S", 0.05)
+    monkeypatch.setattr(alive, "TICK_S", 0.05)
     monkeypatch.setattr(budget, "EARNED", budget.EARNED / 0.05)
     monkeypatch.setattr(incoming, "HALF_OPEN_S", 0.5)
     with rdmaconnect.listen("127.0.0.1:0") as listener:

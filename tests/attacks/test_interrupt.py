@@ -15,7 +15,7 @@ import pytest
 from software import Software, after_verbs
 
 import rdmaconnect
-from rdmaconnect.exchange.channel import open_channels
+from rdmaconnect.exchange.alive import open_channels
 
 from .campaign import Campaign, descriptors, scaled, until
 

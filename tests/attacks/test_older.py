@@ -85,7 +85,7 @@ def test_an_older_connector_connects(
 def test_an_older_connector_is_not_missed_though_it_never_beats(
     software: Software, counted: Campaign, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rdmaconnect.exchange.channel.TICK_S", 0.02)
+    monkeypatch.setattr("rdmaconnect.exchange.alive.TICK_S", 0.02)
     with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
         sock = context.socket(zmq.DEALER)
         heartbeats(sock)

@@ -14,7 +14,7 @@ import pytest
 from software import Software
 
 import rdmaconnect
-from rdmaconnect.exchange.channel import open_channels
+from rdmaconnect.exchange.alive import open_channels
 
 from . import hostile, zmtp
 from .campaign import Campaign, aside, descriptors, pair, scaled, status, until

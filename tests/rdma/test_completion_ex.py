@@ -25,8 +25,9 @@ from rdmaconnect.abi import (
     ibv_cq_init_attr_ex,
 )
 from rdmaconnect.objects.completion import CQ, CompChannel
-from rdmaconnect.objects.completion_ex import STANDARD_WC_FLAGS, CQEx
+from rdmaconnect.objects.completion_ex import CQEx
 from rdmaconnect.objects.context import Context, open_device
+from rdmaconnect.objects.current_completion import STANDARD_WC_FLAGS
 from rdmaconnect.objects.memory import PD
 from rdmaconnect.objects.queuepair import QueuePair
 from rdmaconnect.runtime.deadline import Deadline

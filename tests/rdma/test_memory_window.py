@@ -12,7 +12,8 @@ from test_operations import OPS, do, options
 from rdmaconnect.abi import AccessFlags, MwType, QpState, QpType, WcFlags, WcOpcode, WcStatus
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import StateError, VerbsError
-from rdmaconnect.objects.memory import FULL_ACCESS, MR, MW, PD
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import SendRequest
 
 RC = QpType.RC

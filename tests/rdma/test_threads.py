@@ -24,7 +24,8 @@ from rdmaconnect.objects import context as device
 from rdmaconnect.objects import owned as handle
 from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.context import open_device
-from rdmaconnect.objects.memory import MR, MW, PD
+from rdmaconnect.objects.memory import MR, PD
+from rdmaconnect.objects.memory_window import MW
 from rdmaconnect.objects.queuepair import QueuePair
 from rdmaconnect.objects.srq import SRQ
 

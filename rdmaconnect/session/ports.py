@@ -1,0 +1,116 @@
+"""Which of this host's ports to use."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from ..abi import LinkLayer, PortState
+from ..agreement.endpoint import Gid, GidEntry, Options
+from ..errors import DeviceError, VerbsError
+from ..objects.context import device_names, open_device, why_none
+from ..objects.interfaces import interface_index
+from ..objects.port import Port
+
+__all__ = ["gid_is_here", "rank_ports", "source_addresses"]
+
+
+def source_addresses(host: str) -> list[Gid]:
+    """The addresses that this host would send from to reach ``host``, by the kernel's routes.
+
+    Args:
+        host: a name or an address, IPv6 without brackets.
+
+    Returns:
+        One for each address of the host that there is a route to; empty if none. Nothing is sent.
+    """
+    found = []
+    try:
+        infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):  # no such name, or nothing that could be one
+        return []
+    for family, kind, proto, _, address in infos:
+        with socket.socket(family, kind, proto) as probe:
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            found.append(Gid.parse(probe.getsockname()[0]))
+    return found
+
+
+def gid_is_here(entry: GidEntry) -> bool:
+    """Whether the GID is an address of this network namespace: only there can it be bound."""
+    address = entry.gid.address
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            scope = interface_index(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
+            probe.bind((str(address), 0) if address.version == 4 else (str(address), 0, 0, scope))
+        except OSError:
+            return False
+    return True
+
+
+def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
+    """How well a port suits: it has the address that the route starts from; a routable address; an address here."""
+    here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)]
+    return (
+        any(entry.gid in sources for entry in here),
+        any(not entry.gid.is_link_local for entry in here),
+        bool(here),
+    )
+
+
+def rank_ports(options: Options, host: str | None = None) -> list[Port]:
+    """The ports that could be used, the best first.
+
+    An explicit device or port wins. Otherwise: ACTIVE ports, first the one whose GID is the address
+    that the kernel's route to ``host`` starts from, then those with an address of this network
+    namespace.
+
+    Args:
+        options: ``device``, ``port_num`` and ``gid_index`` narrow the choice.
+        host: the peer's name or address, if known.
+
+    Returns:
+        At least one port.
+
+    Raises:
+        DeviceError: nothing fits; lists what was seen and what to do.
+        VerbsError, LibraryError: as :func:`device_names` and :func:`open_device`.
+    """
+    names = [options.device] if options.device is not None else device_names()
+    if not names:
+        raise DeviceError(f"find an RDMA device: {why_none()}")
+    sources = source_addresses(host) if host else []
+    problems: list[str] = []
+    wanted_is_missing = False
+    found: list[tuple[tuple[bool, bool, bool], Port]] = []
+    for name in names:
+        try:
+            with open_device(name) as context:
+                ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
+        except (VerbsError, DeviceError) as e:
+            if options.device is not None or getattr(e, "errno", 0) in (errno.EMFILE, errno.ENFILE):
+                raise
+            problems.append(str(e).rstrip("."))
+            continue
+        wanted = options.gid_index
+        fit = [p for p in ports if wanted is None or options.device or any(g.gid_index == wanted for g in p.gids)]
+        found += [(_merit(port, sources), port) for port in fit if port.state == PortState.ACTIVE]
+        problems += [f"{port} with {port.gid_words()}" for port in ports if port not in fit]
+        wanted_is_missing |= len(fit) < len(ports)
+        problems += [str(port) for port in ports if port.state != PortState.ACTIVE]
+    if not found and wanted_is_missing:
+        raise DeviceError(
+            f"use gid_index {options.gid_index}: that slot is empty on every port. Seen: {'; '.join(problems)}. "
+            "Addresses come and go, and their slots with them: see `rdmaconnect devices`."
+        )
+    if not found:
+        raise DeviceError(
+            f"find an ACTIVE RDMA port: there is none. Seen: {'; '.join(problems)}. "
+            "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
+        )
+    here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
+    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]
