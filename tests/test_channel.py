@@ -275,7 +275,7 @@ def test_a_peer_whose_connection_is_reset_is_gone(there: Place) -> None:
     end = there.next()
     assert end.take() == [b"x"]
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    service.do(made._finish)
+    service.do(made.finish)
     assert isinstance(end.heard.end(), PeerClosed)
 
 
@@ -512,7 +512,8 @@ def test_without_descriptors_it_says_so_and_zeromq_does_not_end_the_process(
 FEW_FILES = """
 import os, resource, socket, sys, time
 from rdmaconnect.exchange import link, service
-from rdmaconnect.exchange.channel import Channel, open_channels
+from rdmaconnect.exchange.alive import open_channels
+from rdmaconnect.exchange.channel import Channel
 
 class Receiver:
     error = None

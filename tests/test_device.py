@@ -262,7 +262,7 @@ def test_no_library_and_no_kernel_support_come_out_as_they_are(
     def fail() -> list[str]:
         raise error
 
-    monkeypatch.setattr(device, "device_names", fail)
+    monkeypatch.setattr(ports, "device_names", fail)
     assert host.refuses(type(error)) == str(error)
 
 
@@ -362,7 +362,7 @@ def answers(*found: tuple[int, Any]) -> Any:
 def test_a_name_has_a_source_for_each_address_that_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable = (socket.AF_INET, ("255.255.255.255", 9))  # broadcast needs a permission
     here = (socket.AF_INET, ("127.0.0.1", 9))
-    monkeypatch.setattr(device.socket, "getaddrinfo", answers(unreachable, here, here))
+    monkeypatch.setattr(ports.socket, "getaddrinfo", answers(unreachable, here, here))
     assert source_addresses("name") == [Gid.parse("127.0.0.1")] * 2
 
 
@@ -370,7 +370,7 @@ def test_a_name_that_does_not_resolve_has_no_source(monkeypatch: pytest.MonkeyPa
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(device.socket, "getaddrinfo", fail)
+    monkeypatch.setattr(ports.socket, "getaddrinfo", fail)
     assert source_addresses("no-such-host") == []
 
 

@@ -206,7 +206,10 @@ class Prober:
         if self._seen and not self._told:
             return f"Some probes arrived and some did not. {self._mtu_words()}"
         if self._told:
-            text = "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction."
+            text = (
+                "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction, "
+                "or the peer expects other PSNs than this side sends."
+            )
         elif self._conversation.handshake.proved:
             text = (
                 "The peer has our probes, but its own do not arrive here: packets are dropped in one direction. "
