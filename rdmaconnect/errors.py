@@ -247,7 +247,7 @@ class PeerRejected(RdmaConnectError):
     """The other end refused, and said why.
 
     Attributes:
-        stage: the door at which it refused.
+        stage: the stage at which it refused.
         errno: its error number, or 0.
         reason: its own words.
         ports: other ports of it that could be tried (``PortAddress``).
@@ -284,7 +284,7 @@ class DeadlineExceeded(RdmaConnectError, TimeoutError):
     """A wait ran out.
 
     Attributes:
-        stage: the door at which it ran out.
+        stage: the stage at which it ran out.
         waited_s: seconds waited in all.
     """
 

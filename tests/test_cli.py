@@ -376,8 +376,8 @@ def test_ping_prints_one_json_object_if_asked(pings: Any, capsys: pytest.Capture
     assert json.loads(out) == REPORT.asdict()
     assert main(["pingpong", "peer", "--json", "--trace"]) == 0
     assert json.loads(capsys.readouterr().out)["trace"] == [
-        {"door": "port", "at_s": 0.0, "end": "local", "words": "rxe0 port 1", "within_s": 0.0},
-        {"door": "hello", "at_s": 0.002, "end": "peer", "words": "", "within_s": 0.0005},
+        {"stage": "port", "at_s": 0.0, "end": "local", "words": "rxe0 port 1", "within_s": 0.0},
+        {"stage": "hello", "at_s": 0.002, "end": "peer", "words": "", "within_s": 0.0005},
     ]
 
 
@@ -443,7 +443,7 @@ def test_the_serving_side_says_where_it_listens_and_what_it_served(
         found = json.loads(out)
         assert (found["qp_type"], found["op"], found["sizes"], found["iters"]) == ("RC", "send", [4096], 10)
         assert found["remote"]["gid"] == "::ffff:10.0.0.2"
-        assert found["trace"][0]["door"] == "port"
+        assert found["trace"][0]["stage"] == "port"
     else:
         served = "served:          10 x send of 4096 bytes over 3 connections in turn, contents"
         assert out.splitlines()[4:6] == [served, "                 verified"]

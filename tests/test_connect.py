@@ -1,4 +1,4 @@
-"""The story of connect and accept, on devices in software: which way is tried after which, and what is said."""
+"""The procedure of connect and accept, on devices in software: which way is tried after which, and what is said."""
 
 from __future__ import annotations
 

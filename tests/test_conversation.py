@@ -149,10 +149,10 @@ def test_a_repeated_message_is_answered_the_same_way_again() -> None:
     assert channel.said == [Ready(ID)]
 
 
-def test_the_peers_doors_are_heard() -> None:
+def test_the_peers_stages_are_heard() -> None:
     made, _ = listener()
     made.took(encode(Proof(ID, (("port", 5), ("proof", 9)))))
-    assert [mark.door for mark in made.trace.marks() if mark.end == "peer"] == ["port", "proof"]
+    assert [mark.stage for mark in made.trace.marks() if mark.end == "peer"] == ["port", "proof"]
 
 
 # ---- whether the peer is there

@@ -76,7 +76,7 @@ class End:
         self._conversation, self._engine, self.max_send_size, self._to = conversation, engine, max_send, None
         self.local = self.peer = end(roce(gid("10.0.0.1")), qp_type=qp_type, recv_size=recv_size)
         self.path = SimpleNamespace(path_mtu=Mtu.MTU_256)
-        self._lane = self
+        self._transceiver = self
         self.broken: CompletionError | None = None
         self.inbox: deque[tuple[int, int]] = deque()
         self.slots: list[bytes] = []

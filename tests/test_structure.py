@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # pure: what two ends agree on, and what they say
     "agreement": {"abi", "errors"},
     "protocol": {"abi", "errors", "agreement"},
-    # threads, waking, deadlines, steps
+    # threads, waking, deadlines, procedures
     "runtime": {"errors"},
     # the two that touch the world
     "objects": {"abi", "errors", "verbs", "agreement", "runtime"},
@@ -45,8 +45,8 @@ FLOORS_MAX, LINES_MAX = 8, 400
 #: files that are longer still
 LONG = {"verbs"}
 PURE = {"agreement", "protocol"}
-#: steps stand on these, and the objects do not
-STEPS = {"runtime.wakeup", "runtime.workers", "runtime.steps"}
+#: procedures stand on these, and the objects do not
+PROCEDURES = {"runtime.wakeup", "runtime.workers", "runtime.procedure"}
 #: file of the exchange -> the others of it that it may import: the pure ones below, the sockets above, the channel on
 #: top
 MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
@@ -182,8 +182,8 @@ def test_no_file_is_too_long_to_be_read() -> None:
     assert long == LONG
 
 
-def test_the_objects_wait_and_do_not_run_steps() -> None:
-    assert {name for name in FILES if room(name) == "objects" and ours(name) & STEPS} == set()
+def test_the_objects_wait_and_do_not_run_procedures() -> None:
+    assert {name for name in FILES if room(name) == "objects" and ours(name) & PROCEDURES} == set()
 
 
 def test_nothing_imports_the_command_line() -> None:
@@ -207,7 +207,10 @@ def test_only_the_link_its_keys_and_who_is_asked_for_them_know_zeromq() -> None:
 def test_only_what_waits_knows_asyncio() -> None:
     # waiting: the awaitable events of the objects, for users without a connection; the exchange: its one thread's loop
     exchange = {"exchange.service", "exchange.relay", "exchange.channel", "exchange.alive"}
-    assert {name for name in FILES if "asyncio" in foreign(name)} == {"runtime.steps", "objects.waitable"} | exchange
+    assert {name for name in FILES if "asyncio" in foreign(name)} == {
+        "runtime.procedure",
+        "objects.waitable",
+    } | exchange
 
 
 def test_only_a_few_files_know_the_clock() -> None:

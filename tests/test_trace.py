@@ -1,4 +1,4 @@
-"""The doors of a handshake: what is noted, what the peer is told, and how two clocks are laid side by side."""
+"""The stages of a handshake: what is noted, what the peer is told, and how two clocks are laid side by side."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def trace(role: Role = Role.CONNECTOR) -> tuple[Trace, Any]:
     return Trace(role, clock), clock
 
 
-def doors(marks: tuple[Mark, ...], end: str) -> list[str]:
-    return [mark.door for mark in marks if mark.end == end]
+def stages(marks: tuple[Mark, ...], end: str) -> list[str]:
+    return [mark.stage for mark in marks if mark.end == end]
 
 
 # ---- one end
 
 
-def test_a_door_is_a_mark_and_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_is_a_mark_and_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     made, clock = trace()
     with caplog.at_level(logging.DEBUG, "rdmaconnect"):
         made.mark("port", "%s for %s", "rxe0 port 1", "tcp://peer:1")
@@ -57,7 +57,7 @@ def test_a_door_is_a_mark_and_a_line_of_the_log(caplog: pytest.LogCaptureFixture
     assert made.told() == (("port", 0), ("hello", 250_000))
 
 
-def test_many_failed_ways_leave_the_last_doors() -> None:
+def test_many_failed_ways_leave_the_last_stages() -> None:
     made, clock = trace()
     for clock.waited_s in range(MAX_MARKS + 5):
         made.mark("again", "")
@@ -69,10 +69,10 @@ def test_a_peer_that_tells_nothing_leaves_what_it_had_told() -> None:
     made, _ = trace()
     made.mark("hello", "")
     made.hear(())
-    assert doors(made.marks(), "peer") == []
+    assert stages(made.marks(), "peer") == []
     made.hear([("hello", 0)])
     made.hear(())
-    assert doors(made.marks(), "peer") == ["hello"]
+    assert stages(made.marks(), "peer") == ["hello"]
 
 
 # ---- two clocks
@@ -103,7 +103,7 @@ def test_a_hello_that_waited_for_its_listener_does_not_spoil_it() -> None:
     caller = {"hello": 0.0, "reply": 60.02, "ready": 60.03}
     called = {"hello": 0.0, "reply": 0.01, "ready": 0.04}
     assert shift(caller, called, Role.CONNECTOR) == (pytest.approx(60.0), pytest.approx(0.01))
-    without = {door: called[door] for door in ("hello", "reply")}
+    without = {stage: called[stage] for stage in ("hello", "reply")}
     assert shift(caller, without, Role.CONNECTOR) == (pytest.approx(30.005), pytest.approx(30.005))
 
 
@@ -111,24 +111,24 @@ def test_without_a_message_in_common_nothing_is_shifted() -> None:
     assert shift({"port": 1.0}, {"port": 5.0, "hello": 2.0}, Role.CONNECTOR) == (0.0, 0.0)
 
 
-# ---- through the story
+# ---- through the procedure
 
 
-def test_connect_and_accept_see_the_doors_of_both(world: World) -> None:
+def test_connect_and_accept_see_the_stages_of_both(world: World) -> None:
     ends, first = world.both(count=3)
     here, there = ends[0].trace, first.trace
     assert ends[0]._conversation.trace is ends[2]._conversation.trace
-    assert doors(here, "local") == CALLER
-    assert doors(there, "local") == CALLED
+    assert stages(here, "local") == CALLER
+    assert stages(there, "local") == CALLED
     # without a proof, what was known with the last message
-    assert doors(here, "peer") == CALLED[: CALLED.index("reply") + 1]
-    assert doors(there, "peer") == CALLER[: CALLER.index("ready") + 1]
+    assert stages(here, "peer") == CALLED[: CALLED.index("reply") + 1]
+    assert stages(there, "peer") == CALLER[: CALLER.index("ready") + 1]
     for marks in (here, there):
         assert [mark.at_s for mark in marks] == sorted(mark.at_s for mark in marks)
         assert all(mark.within_s == 0 and mark.words for mark in marks if mark.end == "local")
         assert all(0 < mark.within_s < 1 and not mark.words for mark in marks if mark.end == "peer")
-    assert 0 <= next(mark.at_s for mark in there if mark.door == "hello" and mark.end == "local") < 0.5
-    hello = {mark.end: mark for mark in here if mark.door == "hello"}
+    assert 0 <= next(mark.at_s for mark in there if mark.stage == "hello" and mark.end == "local") < 0.5
+    hello = {mark.end: mark for mark in here if mark.stage == "hello"}
     assert hello["local"].at_s <= hello["peer"].at_s + hello["peer"].within_s
     for end in (world.listener.accept(deadline_s=5) for _ in range(2)):
         end.close()
@@ -137,8 +137,8 @@ def test_connect_and_accept_see_the_doors_of_both(world: World) -> None:
 def test_with_a_proof_both_tell_of_it(world: World) -> None:
     here, there = world.both(probe=True)
     for end in (here, there):
-        until(lambda end=end: "proof" in doors(end.trace, "peer"))  # type: ignore[misc]
-        assert [door for door in doors(end.trace, "local") if door.startswith("prov") or door == "proof"] == [
+        until(lambda end=end: "proof" in stages(end.trace, "peer"))  # type: ignore[misc]
+        assert [stage for stage in stages(end.trace, "local") if stage.startswith("prov") or stage == "proof"] == [
             "proof", "proven",
         ]  # fmt: skip
 
@@ -147,14 +147,14 @@ def test_a_way_that_failed_is_in_the_trace(world: World) -> None:
     world.refuse("there", ONE[::-1], number=errno.ETIMEDOUT)
     end, other = world.both()
     here = end.trace
-    assert doors(here, "local").count("hello") == 2
-    (again,) = [mark for mark in here if mark.door == "again"]
+    assert stages(here, "local").count("hello") == 2
+    (again,) = [mark for mark in here if mark.stage == "again"]
     assert "10.0.1.1" in again.words
     # the second hello began the listener's
-    assert doors(here, "peer") == ["hello", "port", "prepared", "path", "reply"]
-    assert doors(other.trace, "local") == CALLED
-    reply = {mark.end: mark.at_s for mark in here if mark.door == "reply"}
-    asked = [mark.at_s for mark in here if mark.door == "hello" and mark.end == "local"]
+    assert stages(here, "peer") == ["hello", "port", "prepared", "path", "reply"]
+    assert stages(other.trace, "local") == CALLED
+    reply = {mark.end: mark.at_s for mark in here if mark.stage == "reply"}
+    asked = [mark.at_s for mark in here if mark.stage == "hello" and mark.end == "local"]
     assert asked[-1] <= reply["peer"] <= reply["local"]
 
 
@@ -162,9 +162,9 @@ def test_both_that_meet_see_both(software: Any, sides: Sides) -> None:
     ends = sides.meet()
     for end in ends:
         marks = end.trace
-        assert {"hello", "reply", "path"} <= set(doors(marks, "local"))
-        assert {"hello", "reply"} <= set(doors(marks, "peer"))
-        assert doors(marks, "local")[-1] == "connected"
+        assert {"hello", "reply", "path"} <= set(stages(marks, "local"))
+        assert {"hello", "reply"} <= set(stages(marks, "peer"))
+        assert stages(marks, "local")[-1] == "connected"
     for end in ends:
         end.close()
     until(lambda: not software.left())
@@ -177,8 +177,8 @@ def test_reconnect_begins_a_new_trace(world: World) -> None:
     here.reconnect(deadline_s=10)
     again.result(10)
     assert here.trace != before
-    assert doors(here.trace, "local").count("hello") == 1
-    assert doors(there.trace, "local")[0] == "hello"
+    assert stages(here.trace, "local").count("hello") == 1
+    assert stages(there.trace, "local")[0] == "hello"
 
 
 def test_the_clock_is_the_callers_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

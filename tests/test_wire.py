@@ -59,7 +59,7 @@ agreements = st.builds(
     st.integers(0, 2**20 - 1),
     st.integers(1, 0x7FFF),
 )
-doors = st.lists(st.tuples(st.text("abc é", max_size=16), st.integers(0, 2**53)), max_size=64).map(tuple)
+stages = st.lists(st.tuples(st.text("abc é", max_size=16), st.integers(0, 2**53)), max_size=64).map(tuple)
 beats = st.just(0) | st.integers(100, 60_000)
 messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(
@@ -75,10 +75,10 @@ messages: st.SearchStrategy[Message] = st.one_of(
         beats,
         st.integers(0, 2**31 - 1),
     ),
-    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered, doors, st.just(b"") | IDS, beats),
-    st.builds(Ready, IDS, doors),
+    st.builds(Reply, IDS, ends(), agreements, regions, private, ports_offered, stages, st.just(b"") | IDS, beats),
+    st.builds(Ready, IDS, stages),
     st.builds(Joined, IDS),
-    st.builds(Proof, IDS, doors),
+    st.builds(Proof, IDS, stages),
     st.builds(Beat, IDS),
     st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered, st.integers(0, 60_000)),
     st.builds(Bye, IDS, TEXTS),
@@ -613,7 +613,7 @@ def test_a_message_longer_than_the_cap_is_not_sent() -> None:
         encode(replace(reply, ends=many, regions=regions, ports=(LARGEST.port,) * 16))
 
 
-#: as many doors as there may be
+#: as many stages as there may be
 FULL = (("x" * 16, 2**53),) * 64
 
 

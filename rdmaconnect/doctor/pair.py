@@ -14,7 +14,7 @@ from ..exchange.url import addresses, host_of, port_of, tcp_url
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello
 from ..runtime.deadline import Deadline, wait_readable
-from ..runtime.steps import run_apart
+from ..runtime.procedure import run_apart
 from ..session.connect import close_all, one_way
 from ..session.connection import Connection
 from ..session.fallback import Ways

@@ -139,12 +139,12 @@ def _bar(cells: float, unicode: bool, number: int) -> str:
 
 
 def timeline(marks: Sequence[Mark]) -> list[str]:
-    """Both ends' doors in the order of time, this end's on the left."""
+    """Both ends' stages in the order of time, this end's on the left."""
     within = max((mark.within_s for mark in marks), default=0.0) * 1000
     exact = f"; the peer's by halving the round trip, +-{within:.2f} ms" if within else ""
     lines = [f"ms since this end began{exact}", f"{'ms':>10}  {'local':10} peer"]
     for mark in marks:
-        place = f"{mark.door:10} {mark.words}" if mark.end == "local" else f"{'':10} {mark.door}"
+        place = f"{mark.stage:10} {mark.words}" if mark.end == "local" else f"{'':10} {mark.stage}"
         line = f"{mark.at_s * 1000:>10.2f}  {place}".rstrip()
         lines.append(line if len(line) <= WIDTH else line[: WIDTH - 3] + "...")
     return lines

@@ -63,15 +63,15 @@ joined (listener to connector): the listener is in RTS.
 proof (either way, after ready): the sender has received the peer's probes, whole.
 
 reply, ready and proof may have besides
-    doors   array  of [name, microseconds], at most 64: the doors of the handshake that the sender has gone
+    doors   array  of [name, microseconds], at most 64: the stages of the handshake that the sender has gone
                    through so far, names of at most 16 characters, times on its own clock since it began (the
-                   connector's call, the arrival of the hello). For people; missing means none. The doors
+                   connector's call, the arrival of the hello). For people; missing means none. The stages
                    ``hello``, ``reply`` and ``ready`` are where that message is sent, or has come.
 
 beat (either way, after the reply): nothing more. It is not answered.
 
 reject (either way, at any time)
-    stage   text   the door at which it failed, at most 64 characters
+    stage   text   the stage at which it failed, at most 64 characters
     errno   int    0 to 4095; 0 if none
     why     text   in words, at most 2048 characters
     ports   array  of port maps, as in reply; empty from a connector

@@ -11,7 +11,7 @@ from ..abi import GidType, LinkLayer, Mtu, QpType
 from ..agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
 from ..errors import RemoteProtocolError
-from .messages import Beat, Bye, Doors, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
+from .messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Stages, Target
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
 
@@ -24,8 +24,8 @@ MAX_PRIVATE = 4096
 MAX_NAME = 256
 MAX_TEXT = 2048
 MAX_ERRNO = 4095
-MAX_DOORS = 64
-MAX_DOOR = 16
+MAX_STAGES = 64
+MAX_STAGE = 16
 MAX_US = 2**53
 MAX_MS = 2**31 - 1
 #: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
@@ -301,15 +301,15 @@ def _take_ports(body: Any) -> tuple[PortAddress, ...]:
     return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
 
 
-def _put_doors(doors: Doors) -> dict[str, Any]:
-    return {"doors": [[name[:MAX_DOOR], us] for name, us in doors[-MAX_DOORS:]]} if doors else {}
+def _put_stages(stages: Stages) -> dict[str, Any]:
+    return {"doors": [[name[:MAX_STAGE], us] for name, us in stages[-MAX_STAGES:]]} if stages else {}
 
 
-def _take_doors(body: Any) -> Doors:
+def _take_stages(body: Any) -> Stages:
     if "doors" not in body:
         return ()
-    rows = [_row(value, str, int) for value in _list(body, "doors", MAX_DOORS)]
-    return tuple((_text({"door": name}, "door", MAX_DOOR), _int({"us": us}, "us", MAX_US)) for name, us in rows)
+    rows = [_row(value, str, int) for value in _list(body, "doors", MAX_STAGES)]
+    return tuple((_text({"stage": name}, "stage", MAX_STAGE), _int({"us": us}, "us", MAX_US)) for name, us in rows)
 
 
 def _put_hello(m: Hello) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def _put_reply(m: Reply) -> dict[str, Any]:
         **_put_side(m),
         "agree": _put_agreement(m.agreement),
         "ports": [_put_port(port) for port in m.ports],
-        **_put_doors(m.doors),
+        **_put_stages(m.stages),
         **_put_given(token=m.token, beat=m.beat_ms),
     }
 
@@ -342,7 +342,7 @@ def _take_reply(ident: bytes, body: Any) -> Reply:
     agreement = _take_agreement(_get(body, "agree", dict))
     token = _bytes(body, "token", TOKEN, TOKEN) if "token" in body else b""
     return Reply(
-        ident, ends, agreement, regions, data, _take_ports(body), _take_doors(body), token,
+        ident, ends, agreement, regions, data, _take_ports(body), _take_stages(body), token,
         _take_given(body, "beat", 60_000, 100),
     )  # fmt: skip
 
@@ -361,9 +361,9 @@ def _take_reject(ident: bytes, body: Any) -> Reject:
 _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
     (Hello, "hello", _put_hello, _take_hello),
     (Reply, "reply", _put_reply, _take_reply),
-    (Ready, "ready", lambda m: _put_doors(m.doors), lambda ident, body: Ready(ident, _take_doors(body))),
+    (Ready, "ready", lambda m: _put_stages(m.stages), lambda ident, body: Ready(ident, _take_stages(body))),
     (Joined, "joined", lambda m: {}, lambda ident, body: Joined(ident)),
-    (Proof, "proof", lambda m: _put_doors(m.doors), lambda ident, body: Proof(ident, _take_doors(body))),
+    (Proof, "proof", lambda m: _put_stages(m.stages), lambda ident, body: Proof(ident, _take_stages(body))),
     (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
     (Reject, "reject", _put_reject, _take_reject),
     (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),

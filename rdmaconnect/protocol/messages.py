@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from ..agreement.endpoint import Endpoint, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
 
-__all__ = ["Beat", "Bye", "Doors", "Hello", "Joined", "Message", "Proof", "Ready", "Reject", "Reply", "Target"]
+__all__ = ["Beat", "Bye", "Hello", "Joined", "Message", "Proof", "Ready", "Reject", "Reply", "Stages", "Target"]
 
 
-#: (door, microseconds since the sender's start) of each door that the sender went through
-Doors = tuple[tuple[str, int], ...]
+#: (stage, microseconds since the sender's start) of each stage that the sender went through
+Stages = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Reply:
     regions: dict[str, RemoteRegion]
     private_data: bytes = b""
     ports: tuple[PortAddress, ...] = ()
-    doors: Doors = ()
+    stages: Stages = ()
     token: bytes = field(default=b"", repr=False)
     beat_ms: int = 0
 
@@ -79,7 +79,7 @@ class Ready:
     """The connector is in RTS."""
 
     id: bytes
-    doors: Doors = ()
+    stages: Stages = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Proof:
     """The sender has received the peer's probes, whole."""
 
     id: bytes
-    doors: Doors = ()
+    stages: Stages = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""How it runs: threads, waking, forks, and steps that know neither threads nor asyncio."""
+"""How it runs: threads, waking, forks, and procedures that know neither threads nor asyncio."""

@@ -1,4 +1,4 @@
-"""The middle of a connection: what it does, as stories that both fronts tell (``connection``)."""
+"""The middle of a connection: what it does, as procedures that both fronts tell (``connection``)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..agreement.path import Path
 from ..errors import PeerClosed, RdmaConnectError, StateError
 from ..objects.address import AddressHandle, UdAddress
 from ..objects.owned import together
-from ..runtime.steps import Call, Story
+from ..runtime.procedure import Call, Procedure
 from ..runtime.workers import here
 from .conversation import Conversation
 from .data_path import DataPath
-from .engine import Lane, Source
+from .engine import Source, Transceiver
 from .prepared import Prepared
 from .trace import Mark
 
-__all__ = ["Joint", "M", "Middle"]
+__all__ = ["BaseConnection", "Established", "M"]
 
 #: a front
-M = TypeVar("M", bound="Middle")
+M = TypeVar("M", bound="BaseConnection")
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class Established:
     """What joins one queue pair to one peer."""
 
     peer: Endpoint
@@ -41,7 +41,7 @@ class Joint:
     token: bytes = field(default=b"", repr=False)
 
 
-class Middle(DataPath):
+class BaseConnection(DataPath):
     """One queue pair connected to one peer.
 
     Attributes:
@@ -58,37 +58,42 @@ class Middle(DataPath):
     #: polls before a wait sleeps, at most: an event loop has other things to do
     MOST_SPIN = 2**31
 
-    def __init__(self, prepared: Prepared, lane: Lane, joint: Joint) -> None:
+    def __init__(self, prepared: Prepared, transceiver: Transceiver, established: Established) -> None:
         prepared.lend()
-        self._prepared, self._engine, self._lane = prepared, prepared.engine, lane
+        self._prepared, self._engine, self._transceiver = prepared, prepared.engine, transceiver
         self.regions, self.connect_s = prepared.regions, 0.0
         self._spin = min(prepared.options.spin, self.MOST_SPIN)
         self._closed = False
         self._to_free: list[Callable[[], None]] = []
         self._pid = os.getpid()
-        self._again: Callable[[Middle, float | None], Story[None]] | None = None
-        self._join(joint)
+        self._again: Callable[[BaseConnection, float | None], Procedure[None]] | None = None
+        self._join(established)
         #: by which the peer knows it: of the last exchange that came to an end
         self._known_as = self._token
 
-    def _join(self, joint: Joint) -> None:
+    def _join(self, established: Established) -> None:
         """Take the place of one end of a connection that both sides have agreed on."""
-        joint.conversation.lend()
+        established.conversation.lend()
         #: by which it may be replaced later, or the id of an older version; there before the conversation: see replaced
-        self._token = joint.token
-        self._conversation = joint.conversation
-        self.local, self.peer, self.path, self.ah = self._lane.endpoint, joint.peer, joint.path, joint.ah
-        self.remote, self.private_data = dict(joint.remote), joint.private_data
+        self._token = established.token
+        self._conversation = established.conversation
+        self.local, self.peer, self.path, self.ah = (
+            self._transceiver.endpoint,
+            established.peer,
+            established.path,
+            established.ah,
+        )
+        self.remote, self.private_data = dict(established.remote), established.private_data
         self._source: Source = None
         self._to: UdAddress | None = None
         if self.ah is not None:
             gid = self.path.remote_gid
             self._source = (self.peer.qp_num, gid.gid.raw if gid else b"")
-            self._lane.open(self._source)
+            self._transceiver.open(self._source)
             self._to = UdAddress(self.ah, self.peer.qp_num, self.peer.qkey)
         self._begin()
 
-    def _reconnect(self, deadline_s: float | None) -> Story[None]:
+    def _reconnect(self, deadline_s: float | None) -> Procedure[None]:
         self._check_open()
         if self._again is None:
             raise StateError(f"reconnect {self!r}: it shares its exchange or its queue pair. Connect anew instead.")
@@ -134,20 +139,20 @@ class Middle(DataPath):
             self._engine.progress()
         except StateError as e:
             return e
-        if self._conversation.left is not None or self._lane.broken is not None:
-            return self._over("use the connection", self._lane.broken)
+        if self._conversation.left is not None or self._transceiver.broken is not None:
+            return self._over("use the connection", self._transceiver.broken)
         return None
 
-    def _closing(self) -> Story[None]:
+    def _closing(self) -> Procedure[None]:
         yield Call(self._close)
 
     @property
     def trace(self) -> tuple[Mark, ...]:
-        """Each door of the handshake with its time, this end's and the peer's, in the order of time.
+        """Each stage of the handshake with its time, this end's and the peer's, in the order of time.
 
         The times are seconds since this end's start: the call of ``connect`` or ``meet``, or the arrival of
         the peer's hello. The two clocks are aligned by halving the round trip, and ``within_s`` says how
-        exact that is. The peer's doors are those until its proof (with ``probe=False``, until its last
+        exact that is. The peer's stages are those until its proof (with ``probe=False``, until its last
         message); none if its version does not tell them. Connections that were made together share one
         trace; ``reconnect`` begins a new one.
         """
@@ -163,8 +168,8 @@ class Middle(DataPath):
                     self._closed = True
                     self._engine.changed.notify()
                     owned = [thing.close for thing in (self.ah, self._stage_mr) if thing is not None]
-                    self._to_free = [lambda: self._lane.shut(self._source), *owned, self._prepared.close]
-                    broken = self._lane.broken
+                    self._to_free = [lambda: self._transceiver.shut(self._source), *owned, self._prepared.close]
+                    broken = self._transceiver.broken
                     self._conversation.close("close" if broken is None else str(broken))
             finally:
                 self._free()

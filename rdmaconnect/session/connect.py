@@ -1,10 +1,10 @@
-"""The story: how a host comes to hold one end of a connection.
+"""The procedure: how a host comes to hold one end of a connection.
 
     str -> Options -> Port -> Prepared (INIT) -> Endpoint -> bytes -> Endpoint (theirs) -> Agreement
     -> Path -> RTR -> RTS -> proof -> Connection
 
-One value is handed over at each door, and each door is one line of the log at DEBUG. Where the first
-choice of ports does not carry, the story is told again with the next.
+One value is handed over at each stage, and each stage is one line of the log at DEBUG. Where the first
+choice of ports does not carry, the procedure is told again with the next.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..protocol.codec import MAX_MS
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello, Ready, Reply
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Call, Story, arun, call_apart, run_apart
+from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
-from .base import Joint, M, Middle
+from .base import BaseConnection, Established, M
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
 from .fallback import Ways, say_more
-from .joining import close_handles, make_paths, prove, raise_lanes, used_ports
+from .joining import bring_up, close_handles, make_paths, prove, used_ports
 from .outgoing import Outgoing
 from .ports import rank_ports
 from .prepared import Prepared
@@ -86,14 +86,16 @@ def connect(
         CompletionError: the data path is broken; says what that means.
         AuthenticationError: the two sides' keys do not fit.
         RemoteProtocolError: what listens there is not rdmaconnect, or of another version.
-        ConnectTimeout: the deadline passed; says at which door.
+        ConnectTimeout: the deadline passed; says at which stage.
     """
     terms = make_terms(
         qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
     )
     library()  # without it there is nothing to wait for, on any system
-    story = connect_story(Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via)
-    made = run_apart(story, close_all)
+    procedure = connect_procedure(
+        Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via
+    )
+    made = run_apart(procedure, close_all)
     return made if count is not None else made[0]
 
 
@@ -124,16 +126,16 @@ async def aconnect(
             peer_key=peer_key,
         )
     )  # fmt: skip
-    made = await arun(connect_story(AsyncConnection, peer, terms, check_count(count), deadline, via))
+    made = await arun(connect_procedure(AsyncConnection, peer, terms, check_count(count), deadline, via))
     return made if count is not None else made[0]
 
 
 # ---- what both fronts share
 
 
-def connect_story(
-    front: type[M], peer: str, terms: Terms, count: int, deadline: Deadline, via: Middle | None = None
-) -> Story[list[M]]:
+def connect_procedure(
+    front: type[M], peer: str, terms: Terms, count: int, deadline: Deadline, via: BaseConnection | None = None
+) -> Procedure[list[M]]:
     """Connect, trying one way after the other; see :func:`connect`."""
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
@@ -168,7 +170,7 @@ def connect_story(
     return made
 
 
-def close_all(made: Sequence[Middle]) -> None:
+def close_all(made: Sequence[BaseConnection]) -> None:
     """Close connections that nobody wants any more."""
     for connection in made:
         connection._close()
@@ -192,14 +194,17 @@ def one_way(
     ways: Ways,
     count: int,
     deadline: Deadline,
-    via: Middle | None,
-) -> Story[list[M]]:
+    via: BaseConnection | None,
+) -> Procedure[list[M]]:
     """Prepare, attempt, prove, by the way that is tried now."""
     prepared = via._prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
     prepared.lend()
     try:
-        joints = yield from _attempt(outgoing, prepared, terms, ways, deadline)
-        made = [front(prepared, lane, joint) for lane, joint in zip(prepared.lanes, joints, strict=True)]
+        all_established = yield from _attempt(outgoing, prepared, terms, ways, deadline)
+        made = [
+            front(prepared, transceiver, established)
+            for transceiver, established in zip(prepared.transceivers, all_established, strict=True)
+        ]
         yield from prove(made, terms, deadline)
         return made
     finally:
@@ -218,7 +223,7 @@ def _attempt(
     ways: Ways,
     deadline: Deadline,
     prev: bytes | None = None,
-) -> Story[list[Joint]]:
+) -> Procedure[list[Established]]:
     """One hello, and what follows from it, up to RTS."""
     trace = ways.trace
     trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
@@ -244,7 +249,7 @@ def raise_ends(
     terms: Terms,
     deadline: Deadline,
     ways: Ways | None = None,
-) -> Story[list[Joint]]:
+) -> Procedure[list[Established]]:
     """On reply: to RTR and RTS with the listener's values, and say that it is so."""
     reply, trace = conversation.handshake.peer, conversation.trace
     assert isinstance(reply, Reply)
@@ -264,7 +269,7 @@ def raise_ends(
 
         prepared.lend()
         handles = yield Call(
-            partial(raise_lanes, prepared, paths, rts=True, go_on=go_on), deadline, "move to RTR",
+            partial(bring_up, prepared, paths, rts=True, go_on=go_on), deadline, "move to RTR",
             undo=close_handles, finally_=prepared.close,
         )  # fmt: skip
         trace.mark("joined", "RTR, RTS")
@@ -280,12 +285,12 @@ def raise_ends(
         raise
     token = reply.token or conversation.id
     return [
-        Joint(end, path, conversation, reply.regions, reply.private_data, ah, token)
+        Established(end, path, conversation, reply.regions, reply.private_data, ah, token)
         for end, path, ah in zip(reply.ends, paths, handles, strict=True)
     ]
 
 
-def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None) -> Story[None]:
+def _again(url: str, terms: Terms, connection: BaseConnection, deadline_s: float | None) -> Procedure[None]:
     """Reconnect, on the side that called: the same queue pair, a new hello."""
     deadline = Deadline(deadline_s, ConnectTimeout)
     prev, trace = connection._known_as, Trace(Role.CONNECTOR, deadline)
@@ -294,9 +299,11 @@ def _again(url: str, terms: Terms, connection: Middle, deadline_s: float | None)
     outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
     prepared.lend()
     try:
-        yield Call(prepared.lanes[0].restart)
-        joints = yield from _attempt(outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev)
-        connection._join(joints[0])
+        yield Call(prepared.transceivers[0].restart)
+        all_established = yield from _attempt(
+            outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev
+        )
+        connection._join(all_established[0])
         yield from prove([connection], terms, deadline, again=True)
     except BaseException:
         outgoing.close()

@@ -8,13 +8,13 @@ from typing import Any
 from ..abi import AccessFlags
 from ..agreement.endpoint import RemoteRegion
 from ..objects.memory import MR
-from ..runtime.steps import arun, run, run_apart
-from .base import Middle
+from ..runtime.procedure import arun, run, run_apart
+from .base import BaseConnection
 
 __all__ = ["AsyncConnection", "Connection"]
 
 
-class Connection(Middle):
+class Connection(BaseConnection):
     """A connected queue pair. Made by ``connect``, ``meet`` and ``Listener.accept``; a context manager.
 
     Messages keep their boundaries and, over RC and UC, their order. Any thread may use it. Every
@@ -209,7 +209,7 @@ class Connection(Middle):
         self.close()
 
 
-class AsyncConnection(Middle):
+class AsyncConnection(BaseConnection):
     """The same for asyncio. Made by ``aconnect``, ``ameet`` and ``AsyncListener.accept``.
 
     Arguments, results and errors are those of :class:`Connection`; nothing blocks the event loop.

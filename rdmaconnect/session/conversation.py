@@ -39,7 +39,7 @@ class Conversation:
 
     Args:
         handshake: where the conversation stands.
-        trace: the doors on the way to here.
+        trace: the stages on the way to here.
 
     Attributes:
         changed: notified at each change.
@@ -136,7 +136,7 @@ class Conversation:
             self._beats = True
             self._silent_max = max(SILENT_S, BEATS_MISSED * message.beat_ms / 1000) / TICK_S
         if isinstance(message, Reply | Ready | Proof):
-            self.trace.hear(message.doors)
+            self.trace.hear(message.stages)
         elif isinstance(message, Bye):
             self.parted = True
             self._leave(f"the peer closed the connection ({message.why}).")

@@ -1,4 +1,4 @@
-"""What moves over a connection, as stories: messages, RDMA writes and reads, and the memory that they pass through."""
+"""What moves over a connection: messages, RDMA writes and reads, and the memory that they pass through."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..objects.address import AddressHandle, UdAddress
 from ..objects.buffers import Buffer, hold
 from ..objects.memory import MR
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Call, Story, Wait
+from ..runtime.procedure import Call, Procedure, Wait
 from .conversation import Conversation
-from .engine import Engine, Lane, Sent, Source
+from .engine import Engine, Sent, Source, Transceiver
 from .transfer import LONGEST, Last, parts
 
 __all__ = ["DataPath"]
@@ -47,7 +47,7 @@ class DataPath:
     remote: Mapping[str, RemoteRegion]
     _conversation: Conversation
     _engine: Engine
-    _lane: Lane
+    _transceiver: Transceiver
     _source: Source
     _to: UdAddress | None
     _spin: int
@@ -72,9 +72,9 @@ class DataPath:
         if self._stage_mr is not None:
             self._stage_mr.close()
 
-    # ---- stories
+    # ---- procedures
 
-    def _send(self, data: Any, deadline_s: float | None) -> Story[None]:
+    def _send(self, data: Any, deadline_s: float | None) -> Procedure[None]:
         deadline = Deadline(deadline_s)
         with _held(data) as source:
             length = source.length
@@ -92,14 +92,14 @@ class DataPath:
         takes = f"the peer takes at most {self.max_send_size} in one message"
         return f"{takes}. Give the peer a larger recv_size{other_way}."
 
-    def _recv(self, deadline_s: float | None) -> Story[bytes]:
+    def _recv(self, deadline_s: float | None) -> Procedure[bytes]:
         slot, length = yield from self._next_message(Deadline(deadline_s))
         try:
-            return bytes(self._lane.payload(slot, length))
+            return bytes(self._transceiver.payload(slot, length))
         finally:
-            self._lane.repost(slot)
+            self._transceiver.repost(slot)
 
-    def _recv_into(self, buffer: Any, deadline_s: float | None) -> Story[int]:
+    def _recv_into(self, buffer: Any, deadline_s: float | None) -> Procedure[int]:
         with hold(buffer) as target:
             if target.readonly:
                 raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
@@ -109,13 +109,13 @@ class DataPath:
                 with self._engine.lock:
                     self._inbox().appendleft((slot, length))
                 raise ValueError(f"receive {length} bytes: the buffer has {target.length}")
-            view[:length] = self._lane.payload(slot, length)
-            self._lane.repost(slot)
+            view[:length] = self._transceiver.payload(slot, length)
+            self._transceiver.repost(slot)
             return length
 
     def _write(
         self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None, imm: int | None = None
-    ) -> Story[None]:
+    ) -> Procedure[None]:
         deadline = Deadline(deadline_s)
         self._need("RDMA write", QpType.RC, QpType.UC)
         with _held(data) as source:
@@ -126,8 +126,8 @@ class DataPath:
             opcode = WrOpcode.RDMA_WRITE if imm is None else WrOpcode.RDMA_WRITE_WITH_IMM
             yield from self._transfer(opcode, source, deadline, doing, target, imm)
 
-    def _recv_imm(self, deadline_s: float | None) -> Story[int]:
-        deadline, told = Deadline(deadline_s), self._lane.told
+    def _recv_imm(self, deadline_s: float | None) -> Procedure[int]:
+        deadline, told = Deadline(deadline_s), self._transceiver.told
         self._need("a write that is told", QpType.RC, QpType.UC)
         while True:
             yield from self._wait(lambda: bool(told), deadline, "recv_imm")
@@ -135,12 +135,12 @@ class DataPath:
                 if told:
                     slot, imm = told.popleft()
                     break
-        self._lane.repost(slot)
+        self._transceiver.repost(slot)
         return imm
 
     def _read(
         self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
-    ) -> Story[bytes | None]:
+    ) -> Procedure[bytes | None]:
         deadline = Deadline(deadline_s)
         self._need("RDMA read", QpType.RC)
         whole = self._region(region)
@@ -192,9 +192,9 @@ class DataPath:
     # ---- the engine's side
 
     def _inbox(self) -> Any:
-        return self._lane.inboxes[self._source]
+        return self._transceiver.inboxes[self._source]
 
-    def _next_message(self, deadline: Deadline) -> Story[tuple[int, int]]:
+    def _next_message(self, deadline: Deadline) -> Procedure[tuple[int, int]]:
         while True:
             self._check_open()
             yield from self._wait(lambda: bool(self._inbox()), deadline, "recv")
@@ -202,9 +202,9 @@ class DataPath:
                 inbox = self._inbox()
                 if inbox:
                     message: tuple[int, int] = inbox.popleft()
-                    if not self._conversation.is_probe(self._lane.payload(*message)):
+                    if not self._conversation.is_probe(self._transceiver.payload(*message)):
                         return message
-                    self._lane.repost(message[0])
+                    self._transceiver.repost(message[0])
 
     def _transfer(
         self,
@@ -214,7 +214,7 @@ class DataPath:
         doing: str,
         target: RemoteRegion | None = None,
         imm: int | None = None,
-    ) -> Story[None]:
+    ) -> Procedure[None]:
         """Give the data a registered address and send it from there."""
         release: Callable[[], None] = _nothing
         length = source.length
@@ -232,7 +232,7 @@ class DataPath:
             place, release = (mr.addr, length, mr.lkey), mr.close
         yield from self._submit(opcode, place, release, deadline, doing, target, imm)
 
-    def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Story[tuple[int, tuple[int, int, int]]]:
+    def _staged(self, source: Buffer, deadline: Deadline, doing: str) -> Procedure[tuple[int, tuple[int, int, int]]]:
         """Copy into a free slot of the staging memory."""
         if self._stage is None:
             yield Call(self._make_stage, deadline, doing)
@@ -266,7 +266,7 @@ class DataPath:
         doing: str,
         target: RemoteRegion | None = None,
         imm: int | None = None,
-    ) -> Story[None]:
+    ) -> Procedure[None]:
         """Post it, as several work requests where one may not be so long, and wait until all have completed."""
         on_the_way: deque[Sent] = deque()
         last = Last(release, self._engine.lock)
@@ -275,7 +275,7 @@ class DataPath:
                 sent = Sent(part.opcode, doing, last.one_less)
                 last.one_more()
                 try:
-                    post = partial(self._lane.post, sent, part.place, part.target, self._to, part.imm)
+                    post = partial(self._transceiver.post, sent, part.place, part.target, self._to, part.imm)
                     yield from self._wait(post, deadline, doing)
                 except BaseException:
                     if not sent.wr_id:
@@ -300,7 +300,7 @@ class DataPath:
             opcode=str(sent.opcode), doing=f"{sent.doing} from {self.local} to {self.peer}",
         )  # fmt: skip
 
-    def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> Story[None]:
+    def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> Procedure[None]:
         """Make progress until ``ready``: first by polling, then asleep on the channel."""
         self._check_open()
         if ready():
@@ -319,8 +319,8 @@ class DataPath:
             self._check_open()
             if ready():
                 return
-            if self._lane.broken is not None or self._conversation.left is not None:
-                raise self._over(doing, self._lane.broken)
+            if self._transceiver.broken is not None or self._conversation.left is not None:
+                raise self._over(doing, self._transceiver.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
             changes = ((told, seen), (taken, count))

@@ -23,7 +23,7 @@ from ..objects.queuepair import QueuePair
 from ..objects.work_request import RecvRequest, SendRequest
 from ..runtime.wakeup import Signal
 
-__all__ = ["Engine", "Lane", "Ring", "Sent", "Source"]
+__all__ = ["Engine", "Ring", "Sent", "Source", "Transceiver"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
@@ -55,14 +55,14 @@ class Engine:
     Attributes:
         lock: held while completions are taken and work is posted.
         changed: notified when completions were taken, by whoever, and when one of its users is closed.
-        lanes: queue pair number -> lane.
+        transceivers: queue pair number -> transceiver.
     """
 
     def __init__(self, context: Context, cqe: int) -> None:
         self.context = context
         self.lock = threading.RLock()
         self.changed = Signal()
-        self.lanes: dict[int, Lane] = {}
+        self.transceivers: dict[int, Transceiver] = {}
         try:
             self.pd = PD(context)
             self.channel = CompChannel(context)
@@ -77,7 +77,7 @@ class Engine:
         return self.context.closed
 
     def progress(self) -> None:
-        """Take what has completed, and give it to its lanes.
+        """Take what has completed, and give it to its transceivers.
 
         Raises:
             StateError: after close.
@@ -89,9 +89,9 @@ class Engine:
             while count := self.cq.poll():
                 taken = True
                 for wc in self.cq.wcs[:count]:
-                    lane = self.lanes.get(wc.qp_num)
-                    if lane is not None:
-                        lane.complete(wc)
+                    transceiver = self.transceivers.get(wc.qp_num)
+                    if transceiver is not None:
+                        transceiver.complete(wc)
                 if count < BATCH:
                     break
         if taken:
@@ -111,15 +111,15 @@ class Engine:
             VerbsError: the library refuses; it names all that stays open. Close again later.
         """
         with self.lock:
-            for lane in list(self.lanes.values()):
+            for transceiver in list(self.transceivers.values()):
                 with suppress(RdmaConnectError):  # which is told of all at once below
-                    lane.close()
+                    transceiver.close()
             self.context.close()
-            for lane in list(self.lanes.values()):
-                lane.close()
+            for transceiver in list(self.transceivers.values()):
+                transceiver.close()
 
 
-class Lane:
+class Transceiver:
     """One queue pair with its receives posted, and what has come and gone on it.
 
     Made in INIT, so that receives are there before the peer can send.
@@ -129,7 +129,7 @@ class Lane:
         address: the port it is on.
         qp_type: RC, UC or UD.
         sizes: how much of what.
-        ring: registered memory; ``recv_depth`` slots from ``slot`` on are this lane's.
+        ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
         pkey: partition key wished, or None.
 
     Attributes:
@@ -163,7 +163,7 @@ class Lane:
         self.qp = QueuePair(
             engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
         )
-        engine.lanes[self.qp.qp_num] = self
+        engine.transceivers[self.qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
         self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
@@ -335,7 +335,7 @@ class Lane:
                         self.qp.move(QpState.ERR)
                     self.engine.progress()
                 self.qp.close()
-            self.engine.lanes.pop(self.qp.qp_num, None)
+            self.engine.transceivers.pop(self.qp.qp_num, None)
             for sent in self.sent.values():
                 sent.status = WcStatus.WR_FLUSH_ERR
                 sent.release()
@@ -343,7 +343,7 @@ class Lane:
 
 
 class Ring:
-    """Memory for receives, registered at once for any number of lanes.
+    """Memory for receives, registered at once for any number of transceivers.
 
     Args:
         pd: the protection domain.

@@ -18,9 +18,9 @@ from ..protocol.handshake import State
 from ..protocol.messages import Hello, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.workers import Workers
-from .base import Joint, Middle
+from .base import BaseConnection, Established
 from .conversation import BEAT_MS, Conversation
-from .joining import abandon, close_handles, make_paths, raise_lanes
+from .joining import abandon, bring_up, close_handles, make_paths
 from .prepared import Prepared
 from .probe import Prober
 from .terms import Terms
@@ -42,23 +42,23 @@ LOOK_S = 0.2
 class Listening(Protocol):
     """What an incoming connection asks of those who listen; called in worker threads."""
 
-    front: type[Middle]
+    front: type[BaseConnection]
     terms: Terms
     workers: Workers
 
-    def held(self, incoming: Incoming) -> Middle | None:
+    def held(self, incoming: Incoming) -> BaseConnection | None:
         """The connection whose place it is to take, if it is held here."""
 
-    def claim(self, connection: Middle, incoming: Incoming) -> bool:
+    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
         """Have it take that connection's place, if somebody waits in its reconnect."""
 
     def prepare(self, incoming: Incoming) -> Prepared:
         """Queue pairs for it; sets the ports that its peer may choose from. Blocks."""
 
-    def proven(self, incoming: Incoming, again: Middle | None) -> None:
+    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
         """It stands."""
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
         """Nothing came of it; it has told its peer, and freed everything."""
 
 
@@ -85,10 +85,10 @@ class Incoming:
         self._age = Deadline(None)
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
-        self.made: list[Middle] = []
+        self.made: list[BaseConnection] = []
         self.token = os.urandom(16)
         self._answered = False
-        self._again: Middle | None = None
+        self._again: BaseConnection | None = None
         self._paths: list[Path] = []
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
@@ -220,7 +220,7 @@ class Incoming:
             agreement = agree(theirs, ours, hello.wish)
         self._paths = make_paths(prepared.ends, hello.ends, agreement, terms.options, connector=False)
         trace.mark("path", "%s", "; ".join(self._paths[0].why))
-        self._handles = raise_lanes(prepared, self._paths, rts=False, go_on=self.check_wanted)
+        self._handles = bring_up(prepared, self._paths, rts=False, go_on=self.check_wanted)
         trace.mark("reply", "sent, RTR")
         reply = Reply(
             hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, trace.told(),
@@ -243,19 +243,19 @@ class Incoming:
         assert self.prepared is not None
         trace, hello = self.conversation.trace, self.hello
         trace.mark("ready", "from %s", self.channel.address)
-        for lane, path in zip(self.prepared.lanes, self._paths, strict=True):
-            lane.to_rts(path)
-        joints = [
-            Joint(end, path, self.conversation, hello.regions, hello.private_data, ah, self.token)
+        for transceiver, path in zip(self.prepared.transceivers, self._paths, strict=True):
+            transceiver.to_rts(path)
+        all_established = [
+            Established(end, path, self.conversation, hello.regions, hello.private_data, ah, self.token)
             for end, path, ah in zip(hello.ends, self._paths, self._handles, strict=True)
         ]
         self._handles = []
         if self._again is not None:
-            self._again._join(joints[0])
+            self._again._join(all_established[0])
             self.made = [self._again]
         else:
-            for lane, joint in zip(self.prepared.lanes, joints, strict=True):
-                self.made.append(self.listening.front(self.prepared, lane, joint))
+            for transceiver, established in zip(self.prepared.transceivers, all_established, strict=True):
+                self.made.append(self.listening.front(self.prepared, transceiver, established))
         trace.mark("joined", "RTS")
         self.conversation.say_joined()
         if hello.wish.probe:
@@ -308,7 +308,7 @@ class Incoming:
             if self._again is not None:
                 with contextlib.suppress(RdmaConnectError):  # it was closed meanwhile
                     self._again._part()
-                    self._again._lane.restart()
+                    self._again._transceiver.restart()
             close_handles(self._handles)
             if self.prepared is not None:
                 self.prepared.close()

@@ -9,13 +9,13 @@ from ..agreement.path import Agreement, Path, make_path
 from ..errors import PeerRejected, RemoteProtocolError
 from ..objects.address import AddressHandle
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Story
-from .base import Middle
+from ..runtime.procedure import Procedure
+from .base import BaseConnection
 from .prepared import Prepared
 from .probe import Prober
 from .terms import Terms
 
-__all__ = ["abandon", "close_handles", "make_paths", "prove", "raise_lanes", "used_ports"]
+__all__ = ["abandon", "bring_up", "close_handles", "make_paths", "prove", "used_ports"]
 
 
 def make_paths(
@@ -41,7 +41,7 @@ def used_ports(here: PortAddress, there: PortAddress, path: Path) -> tuple[PortA
     return tuple(port.only(gid) for port, gid in zip((here, there), pair, strict=True))  # type: ignore[return-value]
 
 
-def raise_lanes(
+def bring_up(
     prepared: Prepared, paths: Sequence[Path], *, rts: bool, go_on: Callable[[], None]
 ) -> list[AddressHandle | None]:
     """All queue pairs to RTR and, if ``rts``, to RTS; for UD, an address handle for each. Blocks.
@@ -54,12 +54,12 @@ def raise_lanes(
     """
     handles: list[AddressHandle | None] = []
     try:
-        for lane, path in zip(prepared.lanes, paths, strict=True):
+        for transceiver, path in zip(prepared.transceivers, paths, strict=True):
             go_on()
-            lane.to_rtr(path)
+            transceiver.to_rtr(path)
             if rts:
-                lane.to_rts(path)
-            handles.append(AddressHandle(prepared.engine.pd, path.ah_attr) if lane.is_ud else None)
+                transceiver.to_rts(path)
+            handles.append(AddressHandle(prepared.engine.pd, path.ah_attr) if transceiver.is_ud else None)
     except BaseException:
         close_handles(handles)
         raise
@@ -67,19 +67,19 @@ def raise_lanes(
 
 
 def close_handles(handles: Sequence[AddressHandle | None]) -> None:
-    """Free what :func:`raise_lanes` made."""
+    """Free what :func:`bring_up` made."""
     for handle in handles:
         if handle is not None:
             handle.close()
 
 
-def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bool = False) -> Story[None]:
+def prove(made: Sequence[BaseConnection], terms: Terms, deadline: Deadline, *, again: bool = False) -> Procedure[None]:
     """Prove the data path if the hello asked for it; see :func:`abandon` for when it fails."""
     try:
         if terms.options.probe:
             prober = Prober(made, deadline)
             try:
-                yield from prober.story()
+                yield from prober.procedure()
             finally:
                 prober.close()
             made[0]._conversation.trace.mark("proven", "the peer has our probes, and we its")
@@ -90,7 +90,7 @@ def prove(made: Sequence[Middle], terms: Terms, deadline: Deadline, *, again: bo
         connection._known_as = connection._token
 
 
-def abandon(made: Sequence[Middle], error: BaseException, *, again: bool = False) -> None:
+def abandon(made: Sequence[BaseConnection], error: BaseException, *, again: bool = False) -> None:
     """Tell the peer why the proof failed, and close everything; what was connected ``again`` can be so once more."""
     conversation = made[0]._conversation
     if not isinstance(error, PeerRejected):

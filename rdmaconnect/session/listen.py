@@ -1,4 +1,4 @@
-"""The other side of the story: taking connections, one after the other or many at once."""
+"""The other side of the procedure: taking connections, one after the other or many at once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ..exchange.url import tcp_url
-from ..runtime.steps import Call, Story, arun, call_apart, run_apart
+from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
 from .admission import MAX_HALF_OPEN, MAX_QPS
 from .connection import AsyncConnection, Connection
-from .listening import ListenerCore
+from .listening import BaseListener
 from .ports import rank_ports
 from .terms import Terms, make_terms, parse_qp_type
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
 
-class Listener(ListenerCore[Connection]):
+class Listener(BaseListener[Connection]):
     """Takes connections on one address. Made by :func:`listen`; a context manager."""
 
     front = Connection
@@ -55,7 +55,7 @@ class Listener(ListenerCore[Connection]):
         self.close()
 
 
-class AsyncListener(ListenerCore[AsyncConnection]):
+class AsyncListener(BaseListener[AsyncConnection]):
     """The same for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
 
     front = AsyncConnection
@@ -100,7 +100,7 @@ def _open(
     return kind(url, terms, types, share_ud, max_half_open, max_qps)
 
 
-def _call(function: Callable[[], Listener]) -> Story[Listener]:
+def _call(function: Callable[[], Listener]) -> Procedure[Listener]:
     listener: Listener = yield Call(function)
     return listener
 

@@ -25,11 +25,11 @@ from ..protocol.codec import MAX_FRAME, MAX_PORTS, encode
 from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello, Reject
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Call, Story, Wait
+from ..runtime.procedure import Call, Procedure, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Room
-from .base import M, Middle
+from .base import BaseConnection, M
 from .connector import Connector
 from .conversation import Conversation
 from .in_vain import InVain
@@ -39,7 +39,7 @@ from .prepared import Prepared
 from .terms import Terms
 from .trace import Trace
 
-__all__ = ["ListenerCore"]
+__all__ = ["BaseListener"]
 
 log = logging.getLogger("rdmaconnect")
 
@@ -47,14 +47,14 @@ log = logging.getLogger("rdmaconnect")
 SILENT_S = 6.0
 
 
-class ListenerCore(Generic[M]):
+class BaseListener(Generic[M]):
     """What both listeners are: connectors come in, and are taken as far as they get.
 
     Attributes:
         url: the address bound, with the real port.
     """
 
-    front: type[Middle]
+    front: type[BaseConnection]
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class ListenerCore(Generic[M]):
         self._incoming: dict[Incoming, int] = {}
         self._ready: deque[M] = deque()
         self._in_vain = InVain()
-        self._live: weakref.WeakValueDictionary[bytes, Middle] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[bytes, BaseConnection] = weakref.WeakValueDictionary()
         #: connections whose reconnect waits here -> what is to take their place, once it has come
-        self._awaited: dict[Middle, Incoming | None] = {}
+        self._awaited: dict[BaseConnection, Incoming | None] = {}
         self._shared: Prepared | None = None
         self._sharing, self._large = threading.Lock(), threading.Lock()
         self._looking = self._closed = False
@@ -170,7 +170,7 @@ class ListenerCore(Generic[M]):
 
     # ---- in worker threads: what an incoming connection asks
 
-    def held(self, incoming: Incoming) -> Middle | None:
+    def held(self, incoming: Incoming) -> BaseConnection | None:
         """The connection whose place it is to take, if it is held here and its peer is the same."""
         prev = incoming.hello.prev
         with self._lock:
@@ -181,7 +181,7 @@ class ListenerCore(Generic[M]):
             raise StateError("take the place of a connection: it belongs to a peer with another key.")
         return held
 
-    def claim(self, connection: Middle, incoming: Incoming) -> bool:
+    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
         """Have it take the place of a connection, if somebody waits in its reconnect and no other has come before."""
         with self._lock:
             if self._awaited.get(connection, incoming) not in (None, incoming) or connection not in self._awaited:
@@ -238,7 +238,7 @@ class ListenerCore(Generic[M]):
                 found.append(port.address(context.query_device(), self.terms.options))
         return tuple(found)
 
-    def proven(self, incoming: Incoming, again: Middle | None) -> None:
+    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
         """It stands: it is the next for accept, or for who waits in reconnect."""
         made = incoming.made
         with self._lock:
@@ -258,7 +258,7 @@ class ListenerCore(Generic[M]):
             for connection in made:
                 connection._close()
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
         """Nothing came of it: the connector may ask again, on the same channel."""
         if self._report(incoming, error):
             self.note(incoming.channel, error)
@@ -299,7 +299,7 @@ class ListenerCore(Generic[M]):
         """Whether a failure is one."""
         return not self._closed
 
-    # ---- stories
+    # ---- procedures
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
@@ -307,7 +307,7 @@ class ListenerCore(Generic[M]):
         if self._closed:
             raise StateError(f"the listener on {self.url} is closed.")
 
-    def _accept(self, deadline_s: float | None, tolerant: bool) -> Story[M]:
+    def _accept(self, deadline_s: float | None, tolerant: bool) -> Procedure[M]:
         deadline = Deadline(deadline_s, ConnectTimeout)
         while True:
             seen = self._changed.count
@@ -347,13 +347,13 @@ class ListenerCore(Generic[M]):
             f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
         )
 
-    def _await_again(self, connection: Middle, deadline_s: float | None) -> Story[None]:
+    def _await_again(self, connection: BaseConnection, deadline_s: float | None) -> Procedure[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
         deadline = Deadline(deadline_s, ConnectTimeout)
         if self._closed or self._pid != os.getpid():
             raise StateError(f"reconnect: the listener on {self.url} is closed. Listen and accept anew.")
         connection._part()
-        yield Call(connection._lane.restart)
+        yield Call(connection._transceiver.restart)
         with self._lock:
             self._awaited[connection] = None
         self._wake_all()
@@ -374,7 +374,7 @@ class ListenerCore(Generic[M]):
             if claimant is not None:
                 claimant.stop(StateError("reconnect: this side gave up."))
 
-    def _closing(self) -> Story[None]:
+    def _closing(self) -> Procedure[None]:
         yield Call(self._close)
 
     def _close(self) -> None:

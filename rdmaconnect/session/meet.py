@@ -19,11 +19,11 @@ from ..protocol.codec import MAX_FRAME, decode
 from ..protocol.handshake import Handshake, Role, State, counts
 from ..protocol.messages import Hello
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Call, Story, Wait, arun, call_apart, run_apart
+from ..runtime.procedure import Call, Procedure, Wait, arun, call_apart, run_apart
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
-from .base import M, Middle
+from .base import BaseConnection, M
 from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
@@ -72,7 +72,7 @@ def meet(
     """
     terms = _terms(qp_type, options, regions, private_data, secret)
     library()
-    return run_apart(_story(Connection, local, peer, *terms, deadline_s), Connection._close)
+    return run_apart(_procedure(Connection, local, peer, *terms, deadline_s), Connection._close)
 
 
 async def ameet(
@@ -88,7 +88,7 @@ async def ameet(
 ) -> AsyncConnection:
     """The same as :func:`meet` for asyncio; gives an :class:`AsyncConnection`."""
     terms = await call_apart(partial(_terms, qp_type, options, regions, private_data, secret))
-    return await arun(_story(AsyncConnection, local, peer, *terms, deadline_s))
+    return await arun(_procedure(AsyncConnection, local, peer, *terms, deadline_s))
 
 
 def _terms(
@@ -103,7 +103,9 @@ def _terms(
     return make(listens=False), make(listens=True)
 
 
-def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline_s: float | None) -> Story[M]:
+def _procedure(
+    front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline_s: float | None
+) -> Procedure[M]:
     deadline = Deadline(deadline_s, ConnectTimeout)
     url = tcp_url(peer)
     trace = Trace(Role.CONNECTOR, deadline)
@@ -122,7 +124,7 @@ def _story(front: type[M], local: str, peer: str, calling: Terms, called: Terms,
         prepared.lend()
         try:
             trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
-            connection = yield from meeting.story(prepared, calling, trace, deadline)
+            connection = yield from meeting.procedure(prepared, calling, trace, deadline)
         finally:
             prepared.close()
     finally:
@@ -171,7 +173,7 @@ class _Meeting:
     What the peer's own call asks for is made by :class:`Incoming`, of which this is the listening side.
     """
 
-    def __init__(self, front: type[Middle], called: Terms, url: str) -> None:
+    def __init__(self, front: type[BaseConnection], called: Terms, url: str) -> None:
         self.front, self.terms, self.workers = front, called, here()
         self._lock = threading.Lock()
         self._changed = Signal()
@@ -182,7 +184,7 @@ class _Meeting:
         self._calls: list[Incoming] = []
         self._answering: Incoming | None = None
         self._prepared: Prepared | None = None
-        self._stands: list[Middle] = []
+        self._stands: list[BaseConnection] = []
         self._closed = False
         self._refused = ""
         self._acceptor = Acceptor(url, partial(_Caller, self), MAX_FRAME, called.keys)
@@ -247,10 +249,10 @@ class _Meeting:
 
     # ---- in worker threads: what an incoming connection asks
 
-    def held(self, incoming: Incoming) -> Middle | None:
+    def held(self, incoming: Incoming) -> BaseConnection | None:
         return None
 
-    def claim(self, connection: Middle, incoming: Incoming) -> bool:
+    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
         return False
 
     def prepare(self, incoming: Incoming) -> Prepared:
@@ -258,7 +260,7 @@ class _Meeting:
         incoming.ports = (self._prepared.address,)
         return self._prepared
 
-    def proven(self, incoming: Incoming, again: Middle | None) -> None:
+    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
         with self._lock:
             self._calls.remove(incoming)
             closed = self._closed
@@ -269,7 +271,7 @@ class _Meeting:
             for connection in incoming.made:
                 connection._close()
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: Middle | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
         log.warning("meet on %s: %s: %s", self._acceptor.url, incoming.channel.address, error)
         with self._lock:
             if incoming in self._calls:
@@ -277,9 +279,9 @@ class _Meeting:
         incoming.channel.close()
         self._changed.notify()
 
-    # ---- the story
+    # ---- the procedure
 
-    def story(self, prepared: Prepared, calling: Terms, trace: Trace, deadline: Deadline) -> Story[Any]:
+    def procedure(self, prepared: Prepared, calling: Terms, trace: Trace, deadline: Deadline) -> Procedure[Any]:
         """Take both conversations on until one of them stands."""
         self._prepared = prepared
         outgoing = self._outgoing
@@ -299,7 +301,7 @@ class _Meeting:
                     connection = yield from self._await_answered(answering, deadline)
                     if connection is not None:
                         return connection
-                    yield Call(prepared.lanes[0].restart)  # nothing came of it: call anew
+                    yield Call(prepared.transceivers[0].restart)  # nothing came of it: call anew
                 elif conversation.state is State.AGREED:
                     return (yield from self._join(conversation, prepared, calling, deadline))
                 else:
@@ -310,7 +312,7 @@ class _Meeting:
                 hint = f"{outgoing.seen()} {self._refused}".rstrip()
                 raise deadline.exceeded(f"meet the peer at {outgoing.url}", hint) from None
 
-    def _await(self, conversation: Conversation, deadline: Deadline) -> Story[Incoming | None]:
+    def _await(self, conversation: Conversation, deadline: Deadline) -> Procedure[Incoming | None]:
         """Until the peer replies, or its own call is the one that counts."""
         while True:
             seen = (self._changed, self._changed.count), (conversation.changed, conversation.changed.count)
@@ -324,7 +326,7 @@ class _Meeting:
             deadline.check("connect: wait for the peer")
             yield Wait(deadline, changes=seen)
 
-    def _await_answered(self, answering: Incoming, deadline: Deadline) -> Story[Any]:
+    def _await_answered(self, answering: Incoming, deadline: Deadline) -> Procedure[Any]:
         """Until the peer's call has become a connection; None if it has come to nothing."""
         answering.renew()
         answering.wake()
@@ -341,10 +343,12 @@ class _Meeting:
                 answering.wake()
             yield Wait(deadline, changes=((self._changed, seen),), slice_ms=round(LOOK_S * 1000))
 
-    def _join(self, conversation: Conversation, prepared: Prepared, calling: Terms, deadline: Deadline) -> Story[Any]:
+    def _join(
+        self, conversation: Conversation, prepared: Prepared, calling: Terms, deadline: Deadline
+    ) -> Procedure[Any]:
         """On the peer's reply: this side's call is the one that counts."""
-        joints = yield from raise_ends(conversation, prepared, calling, deadline)
-        connection: Any = self.front(prepared, prepared.lanes[0], joints[0])
+        all_established = yield from raise_ends(conversation, prepared, calling, deadline)
+        connection: Any = self.front(prepared, prepared.transceivers[0], all_established[0])
         self._outgoing = None  # its channel is the connection's now
         yield from prove([connection], calling, deadline)
         conversation.trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)

@@ -15,7 +15,7 @@ from ..protocol.codec import MAX_FRAME
 from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Story, Wait
+from ..runtime.procedure import Procedure, Wait
 from .conversation import Conversation
 from .trace import Trace
 
@@ -71,9 +71,9 @@ class Outgoing:
         if self._conversation is not None:
             self._conversation.tick()
 
-    # ---- stories
+    # ---- procedures
 
-    def reach(self, deadline: Deadline) -> Story[Channel]:
+    def reach(self, deadline: Deadline) -> Procedure[Channel]:
         """Have a channel: dial until somebody is there.
 
         Returns:
@@ -98,7 +98,7 @@ class Outgoing:
         channel = self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
         return channel
 
-    def ask(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Story[Conversation]:
+    def ask(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
         """Say hello until the listener replies.
 
         A listener that goes away before it has replied is dialled anew; one that is busy is asked again when
@@ -106,7 +106,7 @@ class Outgoing:
 
         Args:
             hello: makes the hello from a new id.
-            trace: the doors on the way.
+            trace: the stages on the way.
             deadline: for all of it.
 
         Returns:
@@ -127,7 +127,7 @@ class Outgoing:
                 return conversation
             yield from self.ask_again(conversation, deadline)
 
-    def begin(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Story[Conversation]:
+    def begin(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
         """Have a channel, and say hello on it.
 
         Returns:
@@ -147,7 +147,7 @@ class Outgoing:
                 raise
         return conversation
 
-    def _await_reply(self, conversation: Conversation, deadline: Deadline) -> Story[None]:
+    def _await_reply(self, conversation: Conversation, deadline: Deadline) -> Procedure[None]:
         while True:
             seen = conversation.changed.count
             if conversation.left is not None or conversation.state is State.AGREED:
@@ -156,7 +156,7 @@ class Outgoing:
                 raise deadline.exceeded("connect: wait for the peer's reply", self.seen())
             yield Wait(deadline, changes=((conversation.changed, seen),))
 
-    def ask_again(self, conversation: Conversation, deadline: Deadline) -> Story[None]:
+    def ask_again(self, conversation: Conversation, deadline: Deadline) -> Procedure[None]:
         """A conversation ended without a reply: wait until it is worth while to ask again, or say why it is not.
 
         Raises:
@@ -184,11 +184,11 @@ class Outgoing:
         )
         yield from self._rest(deadline)
 
-    def _rest(self, deadline: Deadline) -> Story[None]:
+    def _rest(self, deadline: Deadline) -> Procedure[None]:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _PAUSE_MAX_S)
         yield from self._pause(pause_s, deadline)
 
-    def _pause(self, seconds: float, deadline: Deadline) -> Story[None]:
+    def _pause(self, seconds: float, deadline: Deadline) -> Procedure[None]:
         over = Deadline(min(seconds, deadline.left_s))
         while over.left_s > 0:
             yield Wait(over)

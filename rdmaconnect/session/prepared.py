@@ -11,7 +11,7 @@ from ..agreement.path import narrow
 from ..errors import DeviceError
 from ..objects.context import Context, Port
 from ..objects.memory import MR
-from .engine import Engine, Lane, Ring
+from .engine import Engine, Ring, Transceiver
 
 __all__ = ["Prepared"]
 
@@ -32,7 +32,7 @@ class Prepared:
 
     Attributes:
         engine: what they share.
-        lanes: the queue pairs.
+        transceivers: the queue pairs.
         regions: name -> MR.
 
     Raises:
@@ -75,8 +75,8 @@ class Prepared:
             if qp_type == QpType.UD:
                 size = min(size, MTU_BYTES[port.active_mtu]) + GRH_BYTES
             ring = Ring(self.engine.pd, count * depth, size)
-            self.lanes = [
-                Lane(self.engine, self.address, qp_type, self.sizes, ring, i * depth, options.pkey)
+            self.transceivers = [
+                Transceiver(self.engine, self.address, qp_type, self.sizes, ring, i * depth, options.pkey)
                 for i in range(count)
             ]
         except BaseException:
@@ -86,7 +86,7 @@ class Prepared:
     @property
     def ends(self) -> tuple[Endpoint, ...]:
         """What the peer is told of the queue pairs."""
-        return tuple(lane.endpoint for lane in self.lanes)
+        return tuple(transceiver.endpoint for transceiver in self.transceivers)
 
     def offered(self) -> dict[str, RemoteRegion]:
         """What the peer is told of the named regions."""

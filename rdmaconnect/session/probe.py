@@ -12,8 +12,8 @@ from ..errors import CompletionError, ConnectTimeout, RemoteProtocolError
 from ..objects.memory import MR
 from ..protocol.messages import Proof
 from ..runtime.deadline import Deadline
-from ..runtime.steps import Story, Wait
-from .base import Middle
+from ..runtime.procedure import Procedure, Wait
+from .base import BaseConnection
 from .engine import Sent
 
 __all__ = ["Prober", "contents"]
@@ -43,7 +43,7 @@ class Prober:
             slow is no sign of a broken path. From then on the path has :data:`PATIENCE_S` for each probe.
     """
 
-    def __init__(self, connections: Sequence[Middle], deadline: Deadline) -> None:
+    def __init__(self, connections: Sequence[BaseConnection], deadline: Deadline) -> None:
         first = connections[0]
         self._connections, self._conversation = connections, first._conversation
         self._engine = first._engine
@@ -73,7 +73,7 @@ class Prober:
         self._deadline = Deadline(min(self._call.left_s, patience), ConnectTimeout)
 
     @staticmethod
-    def _large(connection: Middle, most: int) -> int:
+    def _large(connection: BaseConnection, most: int) -> int:
         mtu = MTU_BYTES[connection.path.path_mtu]
         return min(most, mtu if connection.local.qp_type is QpType.UD else 2 * mtu + 1)
 
@@ -102,7 +102,7 @@ class Prober:
         self._post()
         self._engine.progress()
         for index, connection in enumerate(self._connections):
-            if connection._lane.broken is not None:
+            if connection._transceiver.broken is not None:
                 raise self._failed(connection)
             if self._due[index]:
                 self._receive(index, connection)
@@ -144,7 +144,7 @@ class Prober:
                 left.append(work)  # the small one first, so that a failure tells which of the two it was
                 continue
             sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if c._lane.post(sent, (addr, size, self._mr.lkey), None, c._to):
+            if c._transceiver.post(sent, (addr, size, self._mr.lkey), None, c._to):
                 self._sent.append(sent)
                 self._last[index] = sent
                 self._sent_at = time.monotonic()
@@ -152,15 +152,15 @@ class Prober:
                 left.append(work)
         self._waiting = left
 
-    def _receive(self, index: int, connection: Middle) -> None:
+    def _receive(self, index: int, connection: BaseConnection) -> None:
         while True:
             with self._engine.lock:
                 inbox = connection._inbox()
                 if not inbox:
                     return
                 slot, length = inbox.popleft()
-                came = bytes(connection._lane.payload(slot, length))
-                connection._lane.repost(slot)
+                came = bytes(connection._transceiver.payload(slot, length))
+                connection._transceiver.repost(slot)
             if came != contents(self._conversation.id, index, length):
                 raise RemoteProtocolError(
                     f"prove the data path: {length} bytes from {connection.peer} are not what was sent. "
@@ -177,8 +177,8 @@ class Prober:
                 self._due[index].discard(length)
                 self._be_patient()
 
-    def _failed(self, connection: Middle) -> CompletionError:
-        error = connection._lane.broken
+    def _failed(self, connection: BaseConnection) -> CompletionError:
+        error = connection._transceiver.broken
         assert error is not None
         unanswered = error.status in (WcStatus.RETRY_EXC_ERR, WcStatus.WR_FLUSH_ERR)
         small_arrived = unanswered and any(sent.status == WcStatus.SUCCESS for sent in self._sent)
@@ -231,7 +231,7 @@ class Prober:
         """The descriptor that tells of it."""
         return self._engine.channel.fileno()
 
-    def story(self) -> Story[None]:
+    def procedure(self) -> Procedure[None]:
         """Advance until it is proven."""
         while True:
             if self.advance():

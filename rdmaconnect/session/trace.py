@@ -1,4 +1,4 @@
-"""The doors that both ends of a connection went through, each with its time; each is a line of the log at DEBUG too.
+"""The stages that both ends of a connection went through, each with its time; each is a line of the log at DEBUG too.
 
 The two hosts' clocks are not compared. Each end tells the other its own times; what was sent came later than
 it went, and between those bounds the peer's line is laid in the middle.
@@ -18,27 +18,27 @@ __all__ = ["MAX_MARKS", "Mark", "Trace", "shift"]
 
 log = logging.getLogger("rdmaconnect")
 
-#: doors that are kept: after many failed ways the last ones
+#: stages that are kept: after many failed ways the last ones
 MAX_MARKS = 64
-#: the doors that are a message, at both ends: who sends it
+#: the stages that are a message, at both ends: who sends it
 _SENDERS = {"hello": Role.CONNECTOR, "reply": Role.LISTENER, "ready": Role.CONNECTOR}
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One door of a handshake.
+    """One stage of a handshake.
 
     Args:
-        door: its name: ``port``, ``prepared``, ``hello``, ``reply``, ``path``, ``joined``, ``ready``, ``proof``,
+        stage: its name: ``port``, ``prepared``, ``hello``, ``reply``, ``path``, ``joined``, ``ready``, ``proof``,
             ``proven``, ``connected``, and ``again`` where another way was tried.
         at_s: seconds since this end's start: the call of ``connect``, or the arrival of the hello. Of the
-            peer's doors too; below 0 where the peer was there before.
+            peer's stages too; below 0 where the peer was there before.
         end: ``"local"`` or ``"peer"``.
         words: what was done there; empty for the peer's, which tells no more than names and times.
         within_s: the time may be wrong by so many seconds either way: 0 for this end's own.
     """
 
-    door: str
+    stage: str
     at_s: float
     end: str
     words: str = ""
@@ -46,7 +46,7 @@ class Mark:
 
 
 class Trace:
-    """The doors of one handshake, as one end sees them.
+    """The stages of one handshake, as one end sees them.
 
     Args:
         role: which end this is.
@@ -58,31 +58,31 @@ class Trace:
         self._mine: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._theirs: tuple[tuple[str, int], ...] = ()
 
-    def mark(self, door: str, words: str, *values: object) -> None:
-        """This end is at a door: note the time, and log it.
+    def mark(self, stage: str, words: str, *values: object) -> None:
+        """This end is at a stage: note the time, and log it.
 
         Args:
-            door: its name, at most 16 characters.
+            stage: its name, at most 16 characters.
             words: what is done there, with places for ``values`` as ``%`` takes them.
         """
         text = words % values if values else words
-        log.debug("%s: %s", door, text, stacklevel=2)
-        self._mine.append(Mark(door, self._clock.waited_s, "local", text))
+        log.debug("%s: %s", stage, text, stacklevel=2)
+        self._mine.append(Mark(stage, self._clock.waited_s, "local", text))
 
     def told(self) -> tuple[tuple[str, int], ...]:
-        """What the peer is told: (door, microseconds since this end's start), in order."""
-        return tuple((mark.door, round(mark.at_s * 1e6)) for mark in self._mine)
+        """What the peer is told: (stage, microseconds since this end's start), in order."""
+        return tuple((mark.stage, round(mark.at_s * 1e6)) for mark in self._mine)
 
-    def hear(self, doors: Iterable[tuple[str, int]]) -> None:
-        """Take what the peer told: all of its doors so far, or nothing."""
-        self._theirs = tuple(doors) or self._theirs
+    def hear(self, stages: Iterable[tuple[str, int]]) -> None:
+        """Take what the peer told: all of its stages so far, or nothing."""
+        self._theirs = tuple(stages) or self._theirs
 
     def marks(self) -> tuple[Mark, ...]:
-        """Both ends' doors in the order of their times."""
+        """Both ends' stages in the order of their times."""
         mine = tuple(self._mine)
-        theirs = [(door, us / 1e6) for door, us in self._theirs]
-        by, within = shift({mark.door: mark.at_s for mark in mine}, dict(theirs), self._role)
-        placed = [Mark(door, at_s + by, "peer", "", within) for door, at_s in theirs]
+        theirs = [(stage, us / 1e6) for stage, us in self._theirs]
+        by, within = shift({mark.stage: mark.at_s for mark in mine}, dict(theirs), self._role)
+        placed = [Mark(stage, at_s + by, "peer", "", within) for stage, at_s in theirs]
         return tuple(sorted((*mine, *placed), key=lambda mark: mark.at_s))
 
 
@@ -93,15 +93,15 @@ def shift(mine: Mapping[str, float], theirs: Mapping[str, float], role: Role) ->
     shift from both sides, and the middle is taken: half of a round trip, as NTP does (RFC 5905).
 
     Args:
-        mine, theirs: door -> seconds on that end's own clock, the last time it was passed.
+        mine, theirs: stage -> seconds on that end's own clock, the last time it was passed.
         role: which end this is.
 
     Returns:
         (seconds to add to the peer's times, seconds that this may be wrong by).
     """
-    seen = {door: mine[door] - theirs[door] for door in _SENDERS if door in mine and door in theirs}
-    least = max((by for door, by in seen.items() if _SENDERS[door] is role), default=None)
-    most = min((by for door, by in seen.items() if _SENDERS[door] is not role), default=None)
+    seen = {stage: mine[stage] - theirs[stage] for stage in _SENDERS if stage in mine and stage in theirs}
+    least = max((by for stage, by in seen.items() if _SENDERS[stage] is role), default=None)
+    most = min((by for stage, by in seen.items() if _SENDERS[stage] is not role), default=None)
     if least is None or most is None:
         only = least if most is None else most
         return (0.0 if only is None else only), 0.0

@@ -16,7 +16,7 @@ LONGEST = 1 << 30
 
 
 class Part(NamedTuple):
-    """What one work request does of a transfer; fields as :meth:`Lane.post` takes them."""
+    """What one work request does of a transfer; fields as :meth:`Transceiver.post` takes them."""
 
     opcode: WrOpcode
     place: tuple[int, int, int]
@@ -30,7 +30,8 @@ def parts(
     """Divide a transfer.
 
     Args:
-        opcode, place, target, imm: of the whole, as :meth:`Lane.post` takes them; without a target it stays whole.
+        opcode, place, target, imm: of the whole, as :meth:`Transceiver.post` takes them; without a target it is not
+            divided.
         longest: bytes of the longest message.
 
     Yields:

@@ -150,7 +150,7 @@ def answer(chance: random.Random, server: socket.socket) -> int:
     with sock, contextlib.suppress(OSError):
         peer.shake()
         asked = msgpack.unpackb(peer.recv())
-        reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, doors=[["x", 1]])
+        reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, stages=[["x", 1]])
         reject = {
             "v": 1, "t": "reject", "id": asked["id"], "stage": "x", "errno": chance.choice((0, 110, 22)),
             "why": "no", "ports": [hostile.port()], "again": chance.choice((0, 10)),

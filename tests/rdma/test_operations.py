@@ -70,24 +70,24 @@ KINDS = [(interface, qp_type) for interface in ("post", "batch") for qp_type in 
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}")
-def joint(request: pytest.FixtureRequest, node1: Node, node2: Node) -> Iterator[Pair]:
+def established(request: pytest.FixtureRequest, node1: Node, node2: Node) -> Iterator[Pair]:
     interface, qp_type = request.param
     with joined(node1, node2, qp_type, **options(interface, qp_type)) as (here, there):
         yield Pair(here, there, here.address_of(there) if qp_type == UD else None)
 
 
 @pytest.fixture
-def pair(joint: Pair) -> Pair:
-    joint.here.reset_memory(1)
-    joint.there.reset_memory(2)
-    joint.here.memory[: len(TEXT)] = TEXT
-    return joint
+def pair(established: Pair) -> Pair:
+    established.here.reset_memory(1)
+    established.there.reset_memory(2)
+    established.here.memory[: len(TEXT)] = TEXT
+    return established
 
 
 def only(*types: QpType, interfaces: str = "post batch") -> pytest.MarkDecorator:
     """For operations that not every type has, or not every interface."""
     kinds = [kind for kind in KINDS if kind[1] in types and kind[0] in interfaces]
-    return pytest.mark.parametrize("joint", kinds, indirect=True, ids=lambda kind: f"{kind[0]}-{kind[1]}")
+    return pytest.mark.parametrize("established", kinds, indirect=True, ids=lambda kind: f"{kind[0]}-{kind[1]}")
 
 
 def remote(pair: Pair, offset: int, length: int) -> RemoteRegion:

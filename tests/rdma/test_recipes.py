@@ -37,7 +37,7 @@ from rdmaconnect import (
 from rdmaconnect.abi import QpState, QpType
 from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.objects.queuepair import QueuePair, SendRequest
-from rdmaconnect.session.engine import Lane
+from rdmaconnect.session.engine import Transceiver
 
 pytestmark = pytest.mark.skipif(not NETNS, reason="the rig's two devices are in one namespace")
 
@@ -50,13 +50,13 @@ def empty() -> Iterator[None]:
 
 
 def on_device(monkeypatch: pytest.MonkeyPatch, node: Node, step: str, do: Any) -> None:
-    """Before a queue pair of this node takes a step, ``do(lane, path)`` gives the path to use."""
-    real = getattr(Lane, step)
+    """Before a queue pair of this node takes a step, ``do(transceiver, path)`` gives the path to use."""
+    real = getattr(Transceiver, step)
 
-    def take(lane: Lane, path: Any) -> None:
-        real(lane, do(lane, path) if lane.endpoint.port.device == node.device else path)
+    def take(transceiver: Transceiver, path: Any) -> None:
+        real(transceiver, do(transceiver, path) if transceiver.endpoint.port.device == node.device else path)
 
-    monkeypatch.setattr(Lane, step, take)
+    monkeypatch.setattr(Transceiver, step, take)
 
 
 # ---- R01 to R05: GIDs
@@ -73,7 +73,7 @@ def test_r01_the_index_of_an_address_that_is_gone(node1: Node, node2: Node) -> N
 
 
 def test_r01_an_address_that_goes_while_connecting(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def go(lane: Lane, path: Any) -> Any:
+    def go(transceiver: Transceiver, path: Any) -> Any:
         node1.run("ip", "addr", "del", "172.30.1.2/24", "dev", node1.netdev)
         time.sleep(0.5)
         return path
@@ -179,7 +179,7 @@ def test_r10_no_receive_is_posted(node1: Node, node2: Node) -> None:
 
 def test_r11_the_peers_queue_pair_is_dead(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect=QUICK) as (a, b):
-        b._lane.qp.modify({"qp_state": QpState.ERR})
+        b._transceiver.qp.modify({"qp_state": QpState.ERR})
         here = told(a.send, b"x", deadline_s=DEADLINE_S)
         there = told(b.recv, deadline_s=DEADLINE_S)
     here.says(CompletionError, "RETRY_EXC_ERR .*stopped answering: it is gone, its queue pair is not in RTR", 10)
@@ -265,8 +265,8 @@ def test_r33_r34_a_type_and_a_place_that_there_is_not(node1: Node) -> None:
 def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["rdmaconnect.session.probe"], "PATIENCE_S", 3.0)
 
-    def other(lane: Lane, path: Any) -> Any:
-        lane.qp.modify({"qkey": lane.endpoint.qkey ^ 1})
+    def other(transceiver: Transceiver, path: Any) -> Any:
+        transceiver.qp.modify({"qkey": transceiver.endpoint.qkey ^ 1})
         return path
 
     on_device(monkeypatch, node2, "to_rtr", other)
@@ -373,4 +373,4 @@ def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
 
 def test_r31_the_kernel_sets_the_hop_limit(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect={"hop_limit": 1}) as (a, _):
-        assert a._lane.qp.query().ah_attr.hop_limit == 64
+        assert a._transceiver.qp.query().ah_attr.hop_limit == 64

@@ -1,4 +1,4 @@
-"""Calls that a story does not wait for, and what breaks into a story: interrupts and cancellation."""
+"""Calls that a procedure does not wait for, and what breaks into a procedure: interrupts and cancellation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_story import PATIENCE_S, Tell, pipes, tell
+from test_procedure import PATIENCE_S, Tell, pipes, tell
 
 from rdmaconnect.errors import ConnectTimeout, DeadlineExceeded
 from rdmaconnect.runtime.deadline import Deadline
-from rdmaconnect.runtime.steps import Call, Story, Wait, arun, run, run_apart
+from rdmaconnect.runtime.procedure import Call, Procedure, Wait, arun, run, run_apart
 from rdmaconnect.runtime.wakeup import Signal
 
-__all__ = ["pipes", "tell"]  # fixtures of test_story
+__all__ = ["pipes", "tell"]  # fixtures of test_procedure
 
 
 # ---- calls that are not waited for
@@ -59,11 +59,11 @@ class Slow:
 def test_a_call_is_not_waited_for_beyond_its_deadline_and_its_result_is_undone(tell: Tell) -> None:
     slow, clock = Slow(), Deadline(None)
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         yield slow.call()
 
     with pytest.raises(ConnectTimeout, match=r"^do a slow thing: no success within 0\.0"):
-        tell(story())
+        tell(procedure())
     assert clock.waited_s < 2
     assert slow.undone == []
     assert not slow.over.is_set()
@@ -74,12 +74,12 @@ def test_a_call_is_not_waited_for_beyond_its_deadline_and_its_result_is_undone(t
 def test_a_call_that_fails_too_late_has_nothing_to_undo(tell: Tell) -> None:
     slow = Slow(ValueError("words"))
 
-    def story() -> Story[str]:
+    def procedure() -> Procedure[str]:
         with pytest.raises(DeadlineExceeded):
             yield slow.call()
         return "it went on"
 
-    assert tell(story()) == "it went on"
+    assert tell(procedure()) == "it went on"
     slow.end()
     assert slow.undone == []
 
@@ -88,10 +88,10 @@ def test_a_call_in_time_is_not_undone(tell: Tell) -> None:
     slow = Slow()
     slow.may_end.set()
 
-    def story() -> Story[Any]:
+    def procedure() -> Procedure[Any]:
         return (yield slow.call(PATIENCE_S))
 
-    assert tell(story()) == "result"
+    assert tell(procedure()) == "result"
     assert slow.over.wait(PATIENCE_S)
     assert slow.undone == []
 
@@ -108,13 +108,13 @@ def test_what_is_to_be_done_finally_is_done_once(
             raise error
         return "result"
 
-    def story() -> Story[str]:
+    def procedure() -> Procedure[str]:
         try:
             return (yield Call(do, deadline, finally_=lambda: steps.append("finally")))
         except ValueError:
             return "failed"
 
-    assert tell(story()) == ("result" if error is None else "failed")
+    assert tell(procedure()) == ("result" if error is None else "failed")
     end = time.monotonic() + PATIENCE_S
     while not steps and time.monotonic() < end:
         time.sleep(0.001)
@@ -127,11 +127,11 @@ def test_an_undo_that_fails_keeps_nobody_from_the_last_step(tell: Tell, caplog: 
     def bad(result: str) -> None:
         raise ValueError("cannot be undone")
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         yield Call(slow, Deadline(0.02), undo=bad, finally_=slow.over.set)
 
     with pytest.raises(DeadlineExceeded):
-        tell(story())
+        tell(procedure())
     slow.end()
     end = time.monotonic() + PATIENCE_S
     while "cannot be undone" not in caplog.text:
@@ -167,32 +167,32 @@ def interrupts(request: pytest.FixtureRequest) -> Iterator[Callable[[float], thr
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_run_apart_runs_the_story_where_no_signal_handler_breaks_in() -> None:
-    def story() -> Story[list[threading.Thread]]:
+def test_run_apart_runs_the_procedure_where_no_signal_handler_breaks_in() -> None:
+    def procedure() -> Procedure[list[threading.Thread]]:
         first = threading.current_thread()
         yield Wait(Deadline(0.01))
         return [first, threading.current_thread(), (yield Call(threading.current_thread))]
 
     here = threading.main_thread()
-    assert set(run(story())) == {here}
-    apart = run_apart(story())
+    assert set(run(procedure())) == {here}
+    apart = run_apart(procedure())
     assert here not in apart
     assert apart[0] is apart[1]
     found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.extend(run_apart(story())))
+    thread = threading.Thread(target=lambda: found.extend(run_apart(procedure())))
     thread.start()
     thread.join()
     assert set(found) == {thread}, "elsewhere it is run where it is called"
 
 
 @pytest.mark.parametrize("what", ["a descriptor", "a change", "time"])
-def test_interrupted_while_it_waits_a_story_is_told_there_and_cleans_up(
+def test_interrupted_while_it_waits_a_procedure_is_told_there_and_cleans_up(
     interrupts: Any, pipes: list[tuple[int, int]], what: str
 ) -> None:
     steps: list[str] = []
     signal_ = Signal()
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             if what == "a descriptor":
                 yield Wait(Deadline(None), (pipes[0][0],))
@@ -207,30 +207,30 @@ def test_interrupted_while_it_waits_a_story_is_told_there_and_cleans_up(
 
     interrupts(0.05)
     with pytest.raises(Interrupted):
-        run_apart(story())
+        run_apart(procedure())
     assert steps == ["told", "cleaned"]
     assert signal_._wake == []
 
 
-def test_interrupted_in_a_call_that_may_be_abandoned_a_story_goes_on_at_once(interrupts: Any) -> None:
+def test_interrupted_in_a_call_that_may_be_abandoned_a_procedure_goes_on_at_once(interrupts: Any) -> None:
     slow, clock = Slow(), Deadline(None)
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         yield slow.call(None)
 
     interrupts(0.05)
     with pytest.raises(Interrupted):
-        run_apart(story())
+        run_apart(procedure())
     assert clock.waited_s < 5
     assert slow.undone == []
     slow.end()
     assert slow.undone == ["result"]
 
 
-def test_interrupted_in_a_call_that_is_waited_for_a_story_hears_of_it_after_that(interrupts: Any) -> None:
+def test_interrupted_in_a_call_that_is_waited_for_a_procedure_hears_of_it_after_that(interrupts: Any) -> None:
     steps: list[str] = []
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         yield Call(lambda: (time.sleep(0.3), steps.append("call ended")))
         try:
             yield Wait(Deadline(None))
@@ -239,14 +239,14 @@ def test_interrupted_in_a_call_that_is_waited_for_a_story_hears_of_it_after_that
 
     interrupts(0.05)
     with pytest.raises(Interrupted):
-        run_apart(story())
+        run_apart(procedure())
     assert steps == ["call ended", "cleaned"]
 
 
 def test_interrupted_again_while_it_cleans_up_it_comes_to_its_end_all_the_same(interrupts: Any) -> None:
     steps: list[str] = []
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             yield Wait(Deadline(None))
         finally:
@@ -255,68 +255,68 @@ def test_interrupted_again_while_it_cleans_up_it_comes_to_its_end_all_the_same(i
     for seconds in (0.05, 0.1, 0.15, 0.2):
         interrupts(seconds)
     with pytest.raises(Interrupted):
-        run_apart(story())
+        run_apart(procedure())
     assert steps == ["cleaned"]
 
 
-def test_what_a_story_gives_that_does_not_mind_the_interrupt_is_undone(interrupts: Any) -> None:
+def test_what_a_procedure_gives_that_does_not_mind_the_interrupt_is_undone(interrupts: Any) -> None:
     undone: list[str] = []
 
-    def story() -> Story[str]:
+    def procedure() -> Procedure[str]:
         yield Call(lambda: time.sleep(0.3))
         return "made"
 
     interrupts(0.05)
     with pytest.raises(Interrupted):
-        run_apart(story(), undone.append)
+        run_apart(procedure(), undone.append)
     assert undone == ["made"]
 
 
-def test_a_story_that_handles_the_interrupt_gives_its_value_to_nobody(interrupts: Any) -> None:
+def test_a_procedure_that_handles_the_interrupt_gives_its_value_to_nobody(interrupts: Any) -> None:
     """The caller was interrupted: it gets that, and not a value that it does not expect."""
     undone: list[str] = []
 
-    def story() -> Story[str]:
+    def procedure() -> Procedure[str]:
         with contextlib.suppress(Interrupted):
             yield Wait(Deadline(None))
         return "made"
 
     interrupts(0.05)
     with pytest.raises(Interrupted):
-        run_apart(story(), undone.append)
+        run_apart(procedure(), undone.append)
     assert undone == ["made"]
 
 
-def test_an_error_of_the_story_comes_out_of_run_apart_as_it_is() -> None:
-    error = KeyboardInterrupt("of the story itself")
+def test_an_error_of_the_procedure_comes_out_of_run_apart_as_it_is() -> None:
+    error = KeyboardInterrupt("of the procedure itself")
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         raise error
         yield
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_apart(story(), lambda value: pytest.fail("there is nothing to undo"))
+        run_apart(procedure(), lambda value: pytest.fail("there is nothing to undo"))
     assert caught.value is error
 
 
 CTRL_C = """
 import signal, sys, threading, time
 from rdmaconnect.runtime.deadline import Deadline
-from rdmaconnect.runtime.steps import Wait, run_apart
+from rdmaconnect.runtime.procedure import Wait, run_apart
 threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
 
-def story():
+def procedure():
     try:
         yield Wait(Deadline(None))
     finally:
         print("cleaned", flush=True)
 
-run_apart(story())
+run_apart(procedure())
 """
 
 
 def test_ctrl_c_ends_a_program_that_waits() -> None:
-    """Where nothing handles it: the story cleans up, and the program ends as Python programs do."""
+    """Where nothing handles it: the procedure cleans up, and the program ends as Python programs do."""
     root = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", CTRL_C], cwd=root, capture_output=True, text=True, timeout=30)
     assert done.stdout == "cleaned\n"
@@ -327,17 +327,17 @@ def test_ctrl_c_ends_a_program_that_waits() -> None:
 # ---- cancelled
 
 
-def test_cancelled_in_a_call_that_may_be_abandoned_a_story_goes_on_at_once() -> None:
+def test_cancelled_in_a_call_that_may_be_abandoned_a_procedure_goes_on_at_once() -> None:
     slow, steps = Slow(), list[str]()
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             yield slow.call(None)
         finally:
             steps.append("cleaned")
 
     async def main() -> None:
-        task = asyncio.create_task(arun(story()))
+        task = asyncio.create_task(arun(procedure()))
         while not slow.begun.is_set():
             await asyncio.sleep(0.001)
         task.cancel()
@@ -359,7 +359,7 @@ def test_however_cancels_and_ends_fall_each_result_is_used_or_undone_and_each_ca
     """(milliseconds that a call takes, milliseconds after which it is cancelled), all at the same time."""
     used, undone, over = list[int](), list[int](), list[int]()
 
-    def story(number: int, takes_ms: int) -> Story[None]:
+    def procedure(number: int, takes_ms: int) -> Procedure[None]:
         def work() -> int:
             time.sleep(takes_ms / 1000)
             return number
@@ -368,7 +368,7 @@ def test_however_cancels_and_ends_fall_each_result_is_used_or_undone_and_each_ca
         used.append((yield call))
 
     async def main() -> None:
-        tasks = [asyncio.create_task(arun(story(number, takes))) for number, (takes, _) in enumerate(plan)]
+        tasks = [asyncio.create_task(arun(procedure(number, takes))) for number, (takes, _) in enumerate(plan)]
         loop = asyncio.get_running_loop()
         for task, (_, after) in zip(tasks, plan, strict=True):
             loop.call_later(after / 1000, task.cancel)

@@ -1,6 +1,6 @@
-"""One implementation, two fronts: stories that say what they wait for, and the two ways of running them.
+"""One implementation, two fronts: procedures that say what they wait for, and the two ways of running them.
 
-A story is a generator that yields :class:`Wait` where it has to sleep and :class:`Call` where something
+A procedure is a generator that yields :class:`Wait` where it has to sleep and :class:`Call` where something
 blocks, and that knows neither threads nor asyncio. :func:`run` runs it in the calling thread,
 :func:`arun` on an event loop: there nothing blocks, since a ``Wait`` becomes a reader on the
 descriptors and a ``Call`` goes to a worker thread.
@@ -25,7 +25,7 @@ from .deadline import Deadline, wait_ready
 from .wakeup import Signal, lend_waker, return_waker
 from .workers import here
 
-__all__ = ["Call", "Story", "Wait", "arun", "call_apart", "run", "run_apart"]
+__all__ = ["Call", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
 
 T = TypeVar("T")
 
@@ -34,12 +34,12 @@ T = TypeVar("T")
 class Wait:
     """Sleep until something has changed, a descriptor is ready, the slice is over, or the deadline has passed.
 
-    The story is sent the set of descriptors that are ready.
+    The procedure is sent the set of descriptors that are ready.
 
     Args:
         deadline: how long to sleep at most.
         fds: descriptors to be read.
-        changes: signals, each with the count that the story has seen.
+        changes: signals, each with the count that the procedure has seen.
         writable: descriptors to be written.
         slice_ms: milliseconds after which to look again anyway.
     """
@@ -53,15 +53,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call something that may block for seconds; the story is sent its result, or its exception is raised there.
+    """Call something that may block for seconds; the procedure is sent its result, or its exception is raised there.
 
     Args:
         function: what to call.
-        deadline: if given, the story goes on without the call when it has passed, or when the story is
+        deadline: if given, the procedure goes on without the call when it has passed, or when the procedure is
             interrupted or cancelled: then the call comes to its end in a worker thread. Without one the
             call is waited for.
         stage: for the error that says that the deadline has passed.
-        undo: takes back a result that comes too late for the story.
+        undo: takes back a result that comes too late for the procedure.
         finally_: called once the call is over or will never begin, whatever became of it.
     """
 
@@ -72,11 +72,11 @@ class Call:
     finally_: Callable[[], None] | None = None
 
 
-Story = Generator["Wait | Call", Any, T]
+Procedure = Generator["Wait | Call", Any, T]
 
 
 class _Errand:
-    """A call that a worker makes for a story, which may go on without it."""
+    """A call that a worker makes for a procedure, which may go on without it."""
 
     def __init__(self, call: Call) -> None:
         self._call, self._lock = call, threading.Lock()
@@ -100,7 +100,7 @@ class _Errand:
                 self._call.finally_()
 
     def give_up(self) -> None:
-        """The story does not want the result any more."""
+        """The procedure does not want the result any more."""
         with self._lock:
             if self._given_up:
                 return
@@ -119,7 +119,7 @@ class _Errand:
 
 
 class _Interrupt:
-    """What breaks into a story that another thread runs."""
+    """What breaks into a procedure that another thread runs."""
 
     def __init__(self) -> None:
         self.signal = Signal()
@@ -136,36 +136,36 @@ class _Interrupt:
             raise error
 
 
-def run(story: Story[T], interrupt: _Interrupt | None = None) -> T:
-    """Run a story in this thread, and return what it returns."""
+def run(procedure: Procedure[T], interrupt: _Interrupt | None = None) -> T:
+    """Run a procedure in this thread, and return what it returns."""
     try:
-        request = next(story)
+        request = next(procedure)
         while True:
             try:
                 answer: Any = _sleep(request, interrupt) if isinstance(request, Wait) else _do(request, interrupt)
-            except BaseException as e:  # noqa: BLE001  it is the story's to handle
-                request = story.throw(e)
+            except BaseException as e:  # noqa: BLE001  it is the procedure's to handle
+                request = procedure.throw(e)
             else:
-                request = story.send(answer)
+                request = procedure.send(answer)
     except StopIteration as end:
         value: T = end.value
         return value
 
 
-def run_apart(story: Story[T], undo: Callable[[T], object] | None = None) -> T:
-    """Run a story where no signal handler can break into it, and return what it returns.
+def run_apart(procedure: Procedure[T], undo: Callable[[T], object] | None = None) -> T:
+    """Run a procedure where no signal handler can break into it, and return what it returns.
 
     Python runs signal handlers in the main thread, between any two of its steps; one that raises, as Ctrl-C
-    does, would leave what was just made to nobody. So there a worker runs the story, and is told of the
+    does, would leave what was just made to nobody. So there a worker runs the procedure, and is told of the
     exception where it waits.
 
     Args:
-        story: to be run.
+        procedure: to be run.
         undo: takes back a result that came when the caller had been interrupted already.
     """
     if threading.current_thread() is not threading.main_thread():
-        return run(story)
-    apart = _Apart(story)
+        return run(procedure)
+    apart = _Apart(procedure)
     try:
         here().submit(apart.run)
         apart.wait()
@@ -183,13 +183,13 @@ def run_apart(story: Story[T], undo: Callable[[T], object] | None = None) -> T:
 
 
 class _Apart(Generic[T]):
-    """A story that a worker runs for the main thread.
+    """A procedure that a worker runs for the main thread.
 
     The main thread only waits for a lock: of anything that it made or shared it could be robbed between two steps.
     """
 
-    def __init__(self, story: Story[T]) -> None:
-        self._story, self.interrupt = story, _Interrupt()
+    def __init__(self, procedure: Procedure[T]) -> None:
+        self._procedure, self.interrupt = procedure, _Interrupt()
         self._claim, self._over = threading.Lock(), threading.Lock()
         self._over.acquire()
         self._done = False
@@ -201,7 +201,7 @@ class _Apart(Generic[T]):
         if not self.give_up():
             return
         try:
-            self.value = run(self._story, self.interrupt)
+            self.value = run(self._procedure, self.interrupt)
         except BaseException as e:  # noqa: BLE001  it is the caller's
             self.error = e
         finally:
@@ -231,7 +231,7 @@ def _see_to_the_end(apart: _Apart[Any]) -> None:
             apart.wait()
 
 
-def _undo(undo: Callable[[Any], object], value: Any) -> Story[None]:
+def _undo(undo: Callable[[Any], object], value: Any) -> Procedure[None]:
     yield Call(partial(undo, value))
 
 
@@ -285,21 +285,21 @@ def _do(call: Call, interrupt: _Interrupt | None = None) -> Any:
 # ---- on an event loop
 
 
-async def arun(story: Story[T]) -> T:
-    """Run a story on the running event loop, and return what it returns.
+async def arun(procedure: Procedure[T]) -> T:
+    """Run a procedure on the running event loop, and return what it returns.
 
-    When cancelled, the story is told so where it waits, after a call without a deadline that is under way,
+    When cancelled, the procedure is told so where it waits, after a call without a deadline that is under way,
     and cleans up.
     """
     try:
-        request = next(story)
+        request = next(procedure)
         while True:
             try:
                 answer: Any = await (_ready(request) if isinstance(request, Wait) else _in_worker(request))
-            except BaseException as e:  # noqa: BLE001  it is the story's to handle
-                request = story.throw(e)
+            except BaseException as e:  # noqa: BLE001  it is the procedure's to handle
+                request = procedure.throw(e)
             else:
-                request = story.send(answer)
+                request = procedure.send(answer)
     except StopIteration as end:
         value: T = end.value
         return value
@@ -321,7 +321,7 @@ async def _in_worker(call: Call) -> Any:
                 call.deadline.check(call.stage)
         return errand.future.result()
     except BaseException:
-        # without a deadline the call still uses what the story would free now, however often it is cancelled
+        # without a deadline the call still uses what the procedure would free now, however often it is cancelled
         while call.deadline is None and not errand.future.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([done])

@@ -1,4 +1,4 @@
-"""Stories and the ways of running them: the same bodies for threads and an event loop, and what breaks into them."""
+"""Procedures and the ways of running them: the same bodies for threads and an event loop, and what breaks into them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 
 from rdmaconnect.errors import StateError, VerbsError
 from rdmaconnect.runtime.deadline import Deadline
-from rdmaconnect.runtime.steps import Call, Story, Wait, arun, call_apart, run, run_apart
+from rdmaconnect.runtime.procedure import Call, Procedure, Wait, arun, call_apart, run, run_apart
 from rdmaconnect.runtime.wakeup import Signal
 
 T = TypeVar("T")
-Tell = Callable[[Story[Any]], Any]
+Tell = Callable[[Procedure[Any]], Any]
 #: seconds that nothing here takes
 PATIENCE_S = 10.0
 
@@ -33,11 +33,11 @@ def open_fds() -> set[str]:
     return {fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
 
 
-def tell_async(story: Story[T]) -> T:
+def tell_async(procedure: Procedure[T]) -> T:
     async def main() -> T:
         before = open_fds()
         try:
-            return await arun(story)
+            return await arun(procedure)
         finally:
             assert watched() == set(), "the loop still watches a descriptor for us"
             assert open_fds() <= before
@@ -59,7 +59,7 @@ def pipes() -> Iterator[list[tuple[int, int]]]:
         os.close(fd)
 
 
-def wait(*fds: int, seconds: float | None = PATIENCE_S, slice_ms: int | None = None) -> Story[Any]:
+def wait(*fds: int, seconds: float | None = PATIENCE_S, slice_ms: int | None = None) -> Procedure[Any]:
     return (yield Wait(Deadline(seconds), fds, slice_ms=slice_ms))
 
 
@@ -70,15 +70,15 @@ def raises(error: BaseException) -> Any:
 # ---- both fronts
 
 
-def test_a_story_that_waits_for_nothing_gives_its_value(tell: Tell) -> None:
-    def story() -> Story[str]:
+def test_a_procedure_that_waits_for_nothing_gives_its_value(tell: Tell) -> None:
+    def procedure() -> Procedure[str]:
         return "value"
         yield Call(lambda: None)
 
-    assert tell(story()) == "value"
+    assert tell(procedure()) == "value"
 
 
-def test_a_story_is_told_which_descriptors_can_be_read(tell: Tell, pipes: list[tuple[int, int]]) -> None:
+def test_a_procedure_is_told_which_descriptors_can_be_read(tell: Tell, pipes: list[tuple[int, int]]) -> None:
     (a, _), (b, to_b), (c, _) = pipes
     os.write(to_b, b"x")
     assert tell(wait(a, b, c)) == {b}
@@ -108,10 +108,10 @@ def test_without_descriptors_it_sleeps_all_the_same(tell: Tell) -> None:
     assert tell(wait(seconds=0.02)) == set()
 
 
-def test_a_story_goes_from_wait_to_call_and_back(tell: Tell, pipes: list[tuple[int, int]]) -> None:
+def test_a_procedure_goes_from_wait_to_call_and_back(tell: Tell, pipes: list[tuple[int, int]]) -> None:
     (a, to_a), _, _ = pipes
 
-    def story() -> Story[list[Any]]:
+    def procedure() -> Procedure[list[Any]]:
         found: list[Any] = []
         for number in range(3):
             found.append((yield Call(lambda number=number: os.write(to_a, bytes([number])))))
@@ -119,21 +119,21 @@ def test_a_story_goes_from_wait_to_call_and_back(tell: Tell, pipes: list[tuple[i
             found.append(os.read(a, 10))
         return found
 
-    assert tell(story()) == [1, {a}, b"\x00", 1, {a}, b"\x01", 1, {a}, b"\x02"]
+    assert tell(procedure()) == [1, {a}, b"\x00", 1, {a}, b"\x01", 1, {a}, b"\x02"]
 
 
-def test_stories_tell_stories(tell: Tell) -> None:
-    def inner(number: int) -> Story[int]:
+def test_procedures_tell_procedures(tell: Tell) -> None:
+    def inner(number: int) -> Procedure[int]:
         doubled: int = yield Call(lambda: number * 2)
         return doubled
 
-    def outer() -> Story[int]:
+    def outer() -> Procedure[int]:
         return (yield from inner((yield from inner(3))))
 
     assert tell(outer()) == 12
 
 
-def handles(error: BaseException) -> Story[str]:
+def handles(error: BaseException) -> Procedure[str]:
     with pytest.raises(type(error)) as caught:
         yield Call(lambda: raises(error))
     assert caught.value is error
@@ -142,47 +142,49 @@ def handles(error: BaseException) -> Story[str]:
 
 
 @pytest.mark.parametrize("error", [ValueError("words"), OSError(5, "words")], ids=repr)
-def test_what_a_call_raises_is_raised_in_the_story_and_may_be_handled_there(tell: Tell, error: BaseException) -> None:
+def test_what_a_call_raises_is_raised_in_the_procedure_and_may_be_handled_there(
+    tell: Tell, error: BaseException
+) -> None:
     assert tell(handles(error)) == "and on it goes"
 
 
-def test_ctrl_c_in_a_call_is_raised_in_the_story() -> None:
+def test_ctrl_c_in_a_call_is_raised_in_the_procedure() -> None:
     """Where nothing else calls: a thread of an event loop's executor gets no KeyboardInterrupt."""
     assert run(handles(KeyboardInterrupt())) == "and on it goes"
 
 
-def test_what_a_story_does_not_handle_comes_out_after_its_cleaning_up(tell: Tell) -> None:
+def test_what_a_procedure_does_not_handle_comes_out_after_its_cleaning_up(tell: Tell) -> None:
     steps: list[str] = []
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             yield Call(lambda: raises(ValueError("words")))
         finally:
             yield Call(lambda: steps.append("cleaned"))
 
     with pytest.raises(ValueError, match="words"):
-        tell(story())
+        tell(procedure())
     assert steps == ["cleaned"]
 
 
-def test_what_a_story_raises_itself_comes_out(tell: Tell) -> None:
-    def story() -> Story[None]:
+def test_what_a_procedure_raises_itself_comes_out(tell: Tell) -> None:
+    def procedure() -> Procedure[None]:
         yield Wait(Deadline(0))
         raise ValueError("words")
 
     with pytest.raises(ValueError, match="words"):
-        tell(story())
+        tell(procedure())
 
 
-def test_a_wait_that_fails_is_raised_in_the_story(tell: Tell) -> None:
-    def story() -> Story[str]:
+def test_a_wait_that_fails_is_raised_in_the_procedure(tell: Tell) -> None:
+    def procedure() -> Procedure[str]:
         try:
             yield Wait(Deadline(1), (-1, "no descriptor"))  # type: ignore[arg-type]
         except (ValueError, TypeError, OSError, StateError) as e:
             return type(e).__name__
         return "nothing"
 
-    assert tell(story()) != "nothing"
+    assert tell(procedure()) != "nothing"
 
 
 # ---- changes
@@ -192,7 +194,7 @@ def test_a_wait_that_fails_is_raised_in_the_story(tell: Tell) -> None:
 def test_a_change_wakes_it_and_none_is_lost(tell: Tell, before: bool) -> None:
     signal_, other = Signal(), Signal()
 
-    def story() -> Story[tuple[Any, float]]:
+    def procedure() -> Procedure[tuple[Any, float]]:
         seen = signal_.count
         if before:
             signal_.notify()  # between the look and the wait
@@ -202,7 +204,7 @@ def test_a_change_wakes_it_and_none_is_lost(tell: Tell, before: bool) -> None:
         ready = yield Wait(Deadline(PATIENCE_S), changes=((other, other.count), (signal_, seen)))
         return ready, clock.waited_s
 
-    ready, waited_s = tell(story())
+    ready, waited_s = tell(procedure())
     assert ready == set()
     assert waited_s < 5
     assert signal_.count == 1
@@ -213,7 +215,7 @@ def test_a_change_and_a_descriptor_go_together(tell: Tell, pipes: list[tuple[int
     (a, to_a), _, _ = pipes
     signal_ = Signal()
 
-    def story() -> Story[list[Any]]:
+    def procedure() -> Procedure[list[Any]]:
         changes = ((signal_, signal_.count),)
         os.write(to_a, b"x")
         found = [(yield Wait(Deadline(PATIENCE_S), (a,), changes))]
@@ -222,7 +224,7 @@ def test_a_change_and_a_descriptor_go_together(tell: Tell, pipes: list[tuple[int
         found.append((yield Wait(Deadline(PATIENCE_S), (a,), changes)))
         return found
 
-    assert tell(story()) == [{a}, set(), set()]
+    assert tell(procedure()) == [{a}, set(), set()]
     assert signal_._wake == []
 
 
@@ -242,7 +244,7 @@ def test_what_can_be_written_wakes_it(tell: Tell, pipes: list[tuple[int, int]]) 
     timer.join()
 
 
-def write_wait(*fds: int, seconds: float = PATIENCE_S) -> Story[Any]:
+def write_wait(*fds: int, seconds: float = PATIENCE_S) -> Procedure[Any]:
     return (yield Wait(Deadline(seconds), writable=fds))
 
 
@@ -301,10 +303,10 @@ def test_a_call_blocks_no_loop() -> None:
         here, ticks = threading.get_ident(), 0
         seen: list[int] = []
 
-        def story() -> Story[None]:
+        def procedure() -> Procedure[None]:
             yield Call(lambda: (seen.append(threading.get_ident()), time.sleep(0.2)))
 
-        task = asyncio.create_task(arun(story()))
+        task = asyncio.create_task(arun(procedure()))
         while not task.done():
             ticks += 1
             await asyncio.sleep(0.01)
@@ -376,10 +378,10 @@ def test_two_loops_do_not_mix_their_readers(pipes: list[tuple[int, int]]) -> Non
 # ---- cancelled
 
 
-def test_cancelled_while_it_waits_a_story_is_told_there_and_cleans_up(pipes: list[tuple[int, int]]) -> None:
+def test_cancelled_while_it_waits_a_procedure_is_told_there_and_cleans_up(pipes: list[tuple[int, int]]) -> None:
     steps: list[str] = []
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             yield Wait(Deadline(None), (pipes[0][0],))
         except asyncio.CancelledError:
@@ -389,7 +391,7 @@ def test_cancelled_while_it_waits_a_story_is_told_there_and_cleans_up(pipes: lis
             yield Call(lambda: steps.append("cleaned"))
 
     async def main() -> None:
-        task = asyncio.create_task(arun(story()))
+        task = asyncio.create_task(arun(procedure()))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -401,7 +403,7 @@ def test_cancelled_while_it_waits_a_story_is_told_there_and_cleans_up(pipes: lis
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_cancelled_while_it_calls_a_story_cleans_up_after_the_call(times: int) -> None:
+def test_cancelled_while_it_calls_a_procedure_cleans_up_after_the_call(times: int) -> None:
     steps: list[str] = []
     may_end = threading.Event()
 
@@ -410,14 +412,14 @@ def test_cancelled_while_it_calls_a_story_cleans_up_after_the_call(times: int) -
         steps.append("call ended")
         return "result"
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         try:
             yield Call(block, undo=lambda result: steps.append(f"{result} undone"))
         finally:
             steps.append("cleaned")
 
     async def main() -> None:
-        task = asyncio.create_task(arun(story()))
+        task = asyncio.create_task(arun(procedure()))
         for _ in range(times):
             await asyncio.sleep(0.02)
             task.cancel()
@@ -434,11 +436,11 @@ def test_cancelled_while_it_calls_a_story_cleans_up_after_the_call(times: int) -
 def test_a_call_that_fails_after_it_was_cancelled_has_nothing_to_undo() -> None:
     may_end, undone = threading.Event(), []
 
-    def story() -> Story[None]:
+    def procedure() -> Procedure[None]:
         yield Call(lambda: (may_end.wait(5), raises(ValueError("words"))), undo=undone.append)
 
     async def main() -> None:
-        task = asyncio.create_task(arun(story()))
+        task = asyncio.create_task(arun(procedure()))
         await asyncio.sleep(0.02)
         task.cancel()
         await asyncio.sleep(0)
@@ -450,7 +452,7 @@ def test_a_call_that_fails_after_it_was_cancelled_has_nothing_to_undo() -> None:
     assert undone == []
 
 
-def test_a_story_may_be_timed_out() -> None:
+def test_a_procedure_may_be_timed_out() -> None:
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(arun(wait(seconds=None)), 0.05)
