@@ -11,18 +11,9 @@ from hypothesis import strategies as st
 from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
+from rdmaconnect.agreement.candidates import Candidate, candidates, narrow, rank_pairs
 from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, Options, PortAddress
-from rdmaconnect.agreement.path import (
-    Agreement,
-    Candidate,
-    Path,
-    Wish,
-    agree,
-    candidates,
-    make_path,
-    narrow,
-    rank_pairs,
-)
+from rdmaconnect.agreement.path import Agreement, Path, Wish, agree, make_path
 from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
 
 HERE = end(roce(gid("10.0.0.1", gid_index=3)), qp_num=0x11, psn=0x111111)

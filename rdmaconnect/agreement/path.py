@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
+from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
-from .endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, Options, PortAddress
+from .candidates import common_pkey, gid_words, needs_grh, rank_pairs
+from .endpoint import MTU_BYTES, Endpoint, GidEntry, Options, PortAddress
 
 __all__ = [
     "Agreement",
     "AhAttr",
-    "Candidate",
     "Path",
     "Wish",
     "agree",
-    "candidates",
     "make_path",
-    "narrow",
-    "rank_pairs",
+    "make_paths",
+    "used_ports",
 ]
 
 
@@ -134,99 +133,6 @@ class Path:
         return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
 
 
-def merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, ...]:
-    """The smaller the better."""
-    mine, theirs = pair
-    local_only = mine.gid.is_link_local or theirs.gid.is_link_local
-    same = mine.gid.common_prefix(theirs.gid)
-    return (
-        -int(mine.gid_type == GidType.ROCE_V2),
-        int(local_only),
-        -(4 * (same - 96) if mine.gid.is_ipv4 else same),  # any two mapped IPv4 addresses share 96 bits
-        mine.gid_index,
-        theirs.gid_index,
-    )
-
-
-def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidEntry, GidEntry]]:
-    """GID pairs that can carry traffic, the best first.
-
-    A pair needs the same type and the same address family. RoCE v2 comes before v1, routable before
-    link-local, then the longer common prefix (the same subnet), then the lower slots.
-    """
-
-    pairs = [
-        (a, b)
-        for a in connector.gids
-        for b in listener.gids
-        if a.gid_type == b.gid_type and (a.gid_type == GidType.IB or _scope(a.gid) == _scope(b.gid))
-    ]
-    return sorted(pairs, key=merit)
-
-
-def _scope(gid: Gid) -> tuple[bool, bool, bool]:
-    """RoCE addresses reach each other only within one family and scope; on InfiniBand fe80:: is a plain prefix."""
-    return gid.is_ipv4, gid.is_link_local, gid.is_loopback
-
-
-def common_pkey(connector: PortAddress, listener: PortAddress, wish: int | None) -> int | None:
-    """A partition both are in, one of them at least as a full member (bit 15), by its 15 bits."""
-    theirs = [p for p in listener.pkeys if p & 0x7FFF]
-    for mine in connector.pkeys:
-        key = mine & 0x7FFF
-        if not key or (wish is not None and key != wish & 0x7FFF):
-            continue
-        if any(key == other & 0x7FFF and (mine | other) & 0x8000 for other in theirs):
-            return key
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way from one host to another: two ports, each with the one GID to use, or none where LIDs are used."""
-
-    here: PortAddress
-    there: PortAddress
-
-    def __str__(self) -> str:
-        return " to ".join(f"{port} {_list(port.gids)}" if port.gids else str(port) for port in (self.here, self.there))
-
-
-def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> list[Candidate]:
-    """Every way between two hosts, the best first, in the order of :func:`rank_pairs`.
-
-    Args:
-        here: the connector's ports.
-        there: the listener's ports.
-    """
-    found = []
-    for a in here:
-        for b in there:
-            if a.link_layer != b.link_layer:
-                continue
-            if _needs_grh(a, b):
-                pairs = [(a.only(x), b.only(y)) for x, y in rank_pairs(a, b)]
-                ways = [(x, y) for x, y in pairs if _needs_grh(x, y)]
-            else:
-                ways = [(replace(a, gids=()), replace(b, gids=()))]
-            found += [(merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
-    return [way for _, way in sorted(found, key=lambda pair: pair[0])]
-
-
-def narrow(port: PortAddress, gid: bytes | None) -> PortAddress:
-    """The same port with only the GID of that value, all of them if it is None.
-
-    Raises:
-        PeerMismatch: if the port does not have it.
-    """
-    if gid is None:
-        return port
-    gids = tuple(entry for entry in port.gids if entry.gid.raw == gid)
-    if not gids:
-        raise PeerMismatch([f"GID {Gid(gid)} is not one of {port}: {_list(port.gids)}"])
-    return replace(port, gids=gids)
-
-
 def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:
     """What both ends will do.
 
@@ -256,14 +162,14 @@ def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:
     pair: tuple[GidEntry | None, GidEntry | None] = (None, None)
     if here.link_layer != there.link_layer:
         differences.append(f"link layer: connector {here.link_layer}, listener {there.link_layer}")
-    elif _needs_grh(here, there):
+    elif needs_grh(here, there):
         pairs = rank_pairs(here, there)
         if pairs:
             pair = pairs[0]
         else:
             differences.append(
-                f"GIDs: none of the connector's ({_list(here.gids)}) matches one of the listener's "
-                f"({_list(there.gids)}) in type and address family"
+                f"GIDs: none of the connector's ({gid_words(here.gids)}) matches one of the listener's "
+                f"({gid_words(there.gids)}) in type and address family"
             )
     elif not (here.lid and there.lid):
         differences.append(f"LID: connector {here.lid:#x}, listener {there.lid:#x}; 0 means no subnet manager")
@@ -272,19 +178,6 @@ def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:
     assert pkey is not None
     mtu = min(here.active_mtu, there.active_mtu, wish.path_mtu)
     return Agreement(*pair, Mtu(mtu), wish.sl, wish.traffic_class, wish.flow_label, pkey)
-
-
-def _needs_grh(here: PortAddress, there: PortAddress) -> bool:
-    """Ethernet always; InfiniBand if a port demands it or the subnets (first 64 bits) differ."""
-    if LinkLayer.ETHERNET in (here.link_layer, there.link_layer) or here.grh_required or there.grh_required:
-        return True
-    if here.gids and there.gids:
-        return here.gids[0].gid.raw[:8] != there.gids[0].gid.raw[:8]
-    return False
-
-
-def _list(gids: tuple[GidEntry, ...]) -> str:
-    return ", ".join(map(str, gids)) or "none"
 
 
 def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: Options, *, connector: bool) -> Path:
@@ -351,6 +244,29 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
     )
 
 
+def make_paths(
+    local: Sequence[Endpoint],
+    remote: Sequence[Endpoint],
+    agreement: Agreement,
+    options: Options,
+    *,
+    connector: bool,
+    why: tuple[str, ...] = (),
+) -> list[Path]:
+    """One path for each queue pair of an exchange; they differ in numbers only."""
+    if len(local) != len(remote):
+        raise RemoteProtocolError(f"agree: {len(local)} queue pairs here, {len(remote)} at the peer.")
+    first = make_path(local[0], remote[0], agreement, options, connector=connector)
+    first = first.because(why)
+    return [first.toward(mine, theirs) for mine, theirs in zip(local, remote, strict=True)]
+
+
+def used_ports(here: PortAddress, there: PortAddress, path: Path) -> tuple[PortAddress, PortAddress]:
+    """The two ports with only the GIDs that a path uses."""
+    pair = (path.local_gid, path.remote_gid)
+    return tuple(port.only(gid) for port, gid in zip((here, there), pair, strict=True))  # type: ignore[return-value]
+
+
 #: what a peer may do to registered memory through a queue pair of each type
 ACCESS: dict[QpType, AccessFlags] = {
     QpType.RC: AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC,
@@ -367,7 +283,7 @@ def _own_gid(port: PortAddress, entry: GidEntry | None) -> GidEntry | None:
         if own.gid == entry.gid and own.gid_type == entry.gid_type:
             return own
     raise RemoteProtocolError(
-        f"agree: the peer chose {entry.gid}, which {port} does not have. It has {_list(port.gids)}."
+        f"agree: the peer chose {entry.gid}, which {port} does not have. It has {gid_words(port.gids)}."
     )
 
 

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..agreement.path import Candidate
+from ..agreement.candidates import Candidate
 from ..errors import CompletionError, ConnectTimeout, PeerMismatch, PeerRejected, RdmaConnectError
 from .netlink import Route
 from .remedies import remedy

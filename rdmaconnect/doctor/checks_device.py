@@ -6,8 +6,8 @@ import errno
 from collections.abc import Iterator
 
 from ..abi import GidType, LinkLayer, PortState
+from ..agreement.candidates import merit
 from ..agreement.endpoint import MTU_BYTES, GidEntry
-from ..agreement.path import merit
 from ..objects.port import Port
 from .finding import Finding, Verdict
 from .host import Device, Host

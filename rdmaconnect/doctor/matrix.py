@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..agreement.candidates import Candidate, candidates
 from ..agreement.endpoint import PortAddress
-from ..agreement.path import Candidate, candidates
 
 __all__ = ["Attempt", "End", "Matrix", "ends", "order"]
 

@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..abi import QpType
+from ..agreement.candidates import Candidate
 from ..agreement.endpoint import MTU_BYTES, Endpoint, Options, PortAddress
-from ..agreement.path import Candidate, Wish
+from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..exchange.url import addresses, host_of, port_of, tcp_url
 from ..protocol.handshake import Role

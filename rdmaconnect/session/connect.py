@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, overload
 
 from ..abi import QpType
-from ..agreement.path import Candidate, Wish
+from ..agreement.candidates import Candidate
+from ..agreement.path import Wish, make_paths, used_ports
 from ..errors import ConnectTimeout, RdmaConnectError, StateError
 from ..exchange.url import addresses, host_of, loopback_of, port_of, tcp_url
 from ..protocol.codec import MAX_MS
@@ -27,10 +28,10 @@ from .base import BaseConnection, Established, M
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
 from .fallback import Ways, say_more
-from .joining import bring_up, close_handles, make_paths, prove, used_ports
 from .outgoing import Outgoing
 from .ports import rank_ports
-from .prepared import Prepared
+from .prepared import Prepared, bring_up, close_handles
+from .probe import prove
 from .terms import Terms, check_count, make_terms
 from .trace import Trace
 

@@ -7,8 +7,8 @@ import errno
 from collections.abc import Sequence
 from typing import Any
 
+from ..agreement.candidates import Candidate, candidates, common_pkey
 from ..agreement.endpoint import PortAddress
-from ..agreement.path import Candidate, candidates, common_pkey
 from ..errors import DeviceError, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError, VerbsError
 from ..objects.context import Port, open_device
 from ..protocol.messages import Target

@@ -8,8 +8,9 @@ import os
 import threading
 from typing import Protocol
 
+from ..agreement.candidates import narrow
 from ..agreement.endpoint import PortAddress
-from ..agreement.path import Path, agree, narrow
+from ..agreement.path import Path, agree, make_paths
 from ..errors import ConnectTimeout, DeviceError, ModifyError, PeerMismatch, RdmaConnectError, StateError
 from ..exchange import service
 from ..exchange.channel import Channel
@@ -20,9 +21,8 @@ from ..runtime.deadline import Deadline
 from ..runtime.workers import Workers
 from .base import BaseConnection, Established
 from .conversation import BEAT_MS, Conversation
-from .joining import abandon, bring_up, close_handles, make_paths
-from .prepared import Prepared
-from .probe import Prober
+from .prepared import Prepared, bring_up, close_handles
+from .probe import Prober, abandon
 from .terms import Terms
 
 __all__ = ["HALF_OPEN_EACH_S", "HALF_OPEN_S", "Incoming", "Listening"]

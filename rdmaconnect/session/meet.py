@@ -28,9 +28,9 @@ from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
 from .incoming import LOOK_S, Incoming
-from .joining import prove
 from .outgoing import Outgoing
 from .prepared import Prepared
+from .probe import prove
 from .terms import Terms, make_terms
 from .trace import Trace
 

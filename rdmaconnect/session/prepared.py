@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..abi import QpType
+from ..agreement.candidates import narrow
 from ..agreement.endpoint import GRH_BYTES, MTU_BYTES, Endpoint, Options, RemoteRegion
-from ..agreement.path import narrow
+from ..agreement.path import Path
 from ..errors import DeviceError
+from ..objects.address import AddressHandle
 from ..objects.context import Context, Port
 from ..objects.memory import MR
 from .engine import Engine, Ring, Transceiver
 
-__all__ = ["Prepared"]
+__all__ = ["Prepared", "bring_up", "close_handles"]
 
 
 class Prepared:
@@ -103,3 +105,35 @@ class Prepared:
             self._users -= 1
             if self._users <= 0:
                 self.engine.close()
+
+
+def bring_up(
+    prepared: Prepared, paths: Sequence[Path], *, rts: bool, go_on: Callable[[], None]
+) -> list[AddressHandle | None]:
+    """All queue pairs to RTR and, if ``rts``, to RTS; for UD, an address handle for each. Blocks.
+
+    Args:
+        prepared: the queue pairs.
+        paths: one for each.
+        rts: whether to go on to RTS.
+        go_on: called before each queue pair; raises if it is not worth while any more.
+    """
+    handles: list[AddressHandle | None] = []
+    try:
+        for transceiver, path in zip(prepared.transceivers, paths, strict=True):
+            go_on()
+            transceiver.to_rtr(path)
+            if rts:
+                transceiver.to_rts(path)
+            handles.append(AddressHandle(prepared.engine.pd, path.ah_attr) if transceiver.is_ud else None)
+    except BaseException:
+        close_handles(handles)
+        raise
+    return handles
+
+
+def close_handles(handles: Sequence[AddressHandle | None]) -> None:
+    """Free what :func:`bring_up` made."""
+    for handle in handles:
+        if handle is not None:
+            handle.close()

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 
 from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
 from ..agreement.endpoint import MTU_BYTES
-from ..errors import CompletionError, ConnectTimeout, RemoteProtocolError
+from ..errors import CompletionError, ConnectTimeout, PeerRejected, RemoteProtocolError
 from ..objects.memory import MR
 from ..protocol.messages import Proof
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .base import BaseConnection
 from .engine import Sent
+from .terms import Terms
 
-__all__ = ["Prober", "contents"]
+__all__ = ["Prober", "abandon", "contents", "prove"]
 
 #: bytes of the first probe: it tells a dead path from one that only drops what is large
 SMALL = 16
@@ -247,3 +248,30 @@ class Prober:
     def close(self) -> None:
         """Free the probes' memory, when the device is done with it."""
         self._mr.close()
+
+
+def prove(made: Sequence[BaseConnection], terms: Terms, deadline: Deadline, *, again: bool = False) -> Procedure[None]:
+    """Prove the data path if the hello asked for it; see :func:`abandon` for when it fails."""
+    try:
+        if terms.options.probe:
+            prober = Prober(made, deadline)
+            try:
+                yield from prober.procedure()
+            finally:
+                prober.close()
+            made[0]._conversation.trace.mark("proven", "the peer has our probes, and we its")
+    except BaseException as e:
+        abandon(made, e, again=again)
+        raise
+    for connection in made:
+        connection._known_as = connection._token
+
+
+def abandon(made: Sequence[BaseConnection], error: BaseException, *, again: bool = False) -> None:
+    """Tell the peer why the proof failed, and close everything; what was connected ``again`` can be so once more."""
+    conversation = made[0]._conversation
+    if not isinstance(error, PeerRejected):
+        conversation.give_up(conversation.reject_of(error, "prove the data path"))
+    for connection in made:
+        if not again:
+            connection._close()
