@@ -137,7 +137,7 @@ def test_r06_a_network_that_carries_less(node1: Node, node2: Node) -> None:
         r"16 bytes arrive, 8193 do not: the network between carries less than path_mtu 4096; give a smaller path_mtu"
     )
     here.says(CompletionError, words, 10)
-    there.says(PeerRejected, words, 10)
+    there.says((PeerRejected, CompletionError), words, 10)  # both may find it at the same time
 
 
 def test_r08_a_psn_that_is_off_by_one(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_r08_a_psn_that_is_far_off(node1: Node, node2: Node, monkeypatch: pytest
     on_device(monkeypatch, node2, "to_rtr", lambda _, path: replace(path, rq_psn=(path.rq_psn + 9999) & 0xFFFFFF))
     here, there = both(node1, node2, connect=QUICK)
     # what is behind the PSN that is due counts as repeated, and may be acknowledged for ever
-    here.says((CompletionError, PeerRejected, ConnectTimeout), "PSN")
-    there.says((PeerRejected, ConnectTimeout), "PSN")
+    here.says((CompletionError, PeerRejected, ConnectTimeout), "PSN", DEADLINE_S + 2)
+    there.says((PeerRejected, ConnectTimeout), "PSN", DEADLINE_S + 2)
 
 
 def test_r09_a_key_that_does_not_fit(node1: Node, node2: Node) -> None:
@@ -272,7 +272,7 @@ def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: py
     on_device(monkeypatch, node2, "to_rtr", other)
     late, other = sorted(both(node1, node2, connect={"qp_type": "UD"}), key=lambda end: end.kind)
     late.says(ConnectTimeout, "no success within .*UD also drops in silence what comes with another Q_Key")
-    other.says(PeerRejected, "no success within .*UD also drops in silence what comes with another Q_Key")
+    other.says((PeerRejected, ConnectTimeout), "no success within .*UD also drops in silence what comes with another Q_Key")
 
 
 def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
