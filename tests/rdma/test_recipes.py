@@ -272,7 +272,9 @@ def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: py
     on_device(monkeypatch, node2, "to_rtr", other)
     late, other = sorted(both(node1, node2, connect={"qp_type": "UD"}), key=lambda end: end.kind)
     late.says(ConnectTimeout, "no success within .*UD also drops in silence what comes with another Q_Key")
-    other.says((PeerRejected, ConnectTimeout), "no success within .*UD also drops in silence what comes with another Q_Key")
+    other.says(
+        (PeerRejected, ConnectTimeout), "no success within .*UD also drops in silence what comes with another Q_Key"
+    )
 
 
 def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
