@@ -23,7 +23,7 @@ def test_idle_peers_each_left_alone_in_turn(
     software: Software, counted: Campaign, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
 ) -> None:
     # as many beats as an hour and more has: what nobody reads must not pile up, on either side
-    tick_s = 0.002
+    tick_s = 0.005
     with rdmaconnect.listen("127.0.0.1:0", probe=False, **options) as listener:
         here, there = pair(listener, **options)
         monkeypatch.setattr(alive, "TICK_S", tick_s)
