@@ -95,7 +95,7 @@ def test_frames_that_nobody_takes_are_bounded() -> None:
         while made.send(b"x"):
             sent += 1
             assert sent < 100
-        assert 1 <= sent <= 2 * link._QUEUE
+        assert 1 <= sent <= 2 * link._SEND_QUEUE
     finally:
         made.close()
 
