@@ -320,6 +320,9 @@ class DataPath:
             if ready():
                 return
             if self._transceiver.broken is not None or self._conversation.left is not None:
+                self._engine.progress()  # what a peer sent before it went is there by now
+                if ready():
+                    return
                 raise self._over(doing, self._transceiver.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
