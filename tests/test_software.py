@@ -304,3 +304,24 @@ def test_no_interface_is_asked_for_by_name(software: Software, monkeypatch: pyte
     there = GidEntry(Gid.parse("fe80::1"), GidType.ROCE_V2, 0, "elsewhere0")
     assert not gid_is_here(there)
     assert rank_ports(Options(), "127.0.0.1")
+
+
+def test_the_last_message_is_given_out_though_the_good_bye_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Software(), connected() as (here, there):
+        there.send(b"last")
+        there.close()
+        end = time.monotonic() + 10
+        while here._conversation.left is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        real, looks = here._engine.progress, []
+
+        def late() -> None:
+            looks.append(None)
+            if len(looks) > max(here._spin, 1) + 1:  # both looks before the good-bye is seen find nothing
+                real()
+
+        monkeypatch.setattr(here._engine, "progress", late)
+        assert here.recv(deadline_s=5) == b"last"
+        monkeypatch.undo()
+        here.close()
