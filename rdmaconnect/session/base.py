@@ -1,4 +1,4 @@
-"""The middle of a connection: what it does, as procedures that both fronts tell (``connection``)."""
+"""What both fronts of a connection share: who its peer is, reconnecting, closing; ``data_path`` has what moves."""
 
 from __future__ import annotations
 

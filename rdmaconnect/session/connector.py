@@ -48,7 +48,7 @@ class Connector:
         self._next: Hello | None = None
 
     def took(self, frame: bytes) -> None:
-        if self.conversation is not None and self.conversation.beats(frame):
+        if self.conversation is not None and self.conversation.took_beat(frame):
             return
         try:
             message = decode(frame)

@@ -89,7 +89,7 @@ class Conversation:
 
     def took(self, frame: bytes) -> None:
         """A frame has come."""
-        if self.beats(frame):
+        if self.took_beat(frame):
             return
         try:
             message = decode(frame)
@@ -99,8 +99,8 @@ class Conversation:
         if message is not None:
             self.hear(message)
 
-    def beats(self, frame: bytes) -> bool:
-        """Whether a frame is a beat of the connection that stands, as most are; that is all there is to know of it."""
+    def took_beat(self, frame: bytes) -> bool:
+        """Take a frame that is a beat of the connection that stands, as most are; False if it is anything else."""
         if frame != self._beat:
             return False
         with self._lock:

@@ -142,7 +142,7 @@ class _Caller:
         self.conversation: Conversation | None = None
 
     def took(self, frame: bytes) -> None:
-        if self.conversation is not None and self.conversation.beats(frame):
+        if self.conversation is not None and self.conversation.took_beat(frame):
             return
         try:
             message = decode(frame)

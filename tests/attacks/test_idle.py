@@ -35,13 +35,13 @@ def test_idle_peers_each_left_alone_in_turn(
 
         def count(name: str, end: rdmaconnect.Connection) -> None:
             talk = end._conversation
-            beats = talk.beats
+            took_beat = talk.took_beat
 
             def counting(frame: bytes) -> bool:
                 seen[name] += 1
-                return beats(frame)
+                return took_beat(frame)
 
-            monkeypatch.setattr(talk, "beats", counting)
+            monkeypatch.setattr(talk, "took_beat", counting)
 
         count("here", here)
         count("there", there)
