@@ -390,7 +390,7 @@ def family() -> tuple[Thing, Thing, Thing]:
     return a, b, Thing("c", "c", (a, b))
 
 
-@pytest.mark.parametrize("order", permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_what_is_collected_together_is_freed_children_first(freed: list[Any], order: tuple[int, ...]) -> None:
     with pytest.warns(ResourceWarning) as warned:
         collect_together([*map(family().__getitem__, order)])

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -438,6 +439,16 @@ def test_a_path_that_loses_everything_is_told_on_both_sides(software: Software, 
     for words in (str(error), theirs):
         assert "prove the data path" in words
         assert "4791" in words
+
+
+def test_an_accept_that_ends_before_the_proof_says_how_far_it_has_come(software: Software) -> None:
+    software.network.lose(lambda message: True)
+    with rdmaconnect.listen("127.0.0.1:0") as listener, ThreadPoolExecutor() as threads:
+        connecting = threads.submit(rdmaconnect.connect, listener.url, qp_type="UC", deadline_s=2)
+        with pytest.raises(ConnectTimeout, match=r"Not finished with 127\.0\.0\.1 \(proof of the data path: .*4791"):
+            listener.accept(deadline_s=1)
+        with pytest.raises(ConnectTimeout):
+            connecting.result(10)
 
 
 @pytest.mark.usefixtures("real_time")

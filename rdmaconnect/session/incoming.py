@@ -110,6 +110,12 @@ class Incoming:
         """Where the conversation stands."""
         return self.conversation.state
 
+    def explain(self) -> str:
+        """How far it has come, for an error that says whom a call was waiting for."""
+        prober = self._prober
+        how_far = self.state.value if prober is None else f"proof of the data path: {prober.explain()}"
+        return f"{self.channel.address or 'a peer'} ({how_far})"
+
     # ---- one worker at a time
 
     def wake(self) -> None:

@@ -338,9 +338,8 @@ class BaseListener(Generic[M]):
             incoming = list(self._incoming)
         if failures:
             return f"Failed with {'; '.join(failures)}"
-        waiting = [f"{one.channel.address or 'a peer'} ({one.state.value})" for one in incoming]
-        if waiting:
-            return f"Not finished with {', '.join(waiting[-3:])}"
+        if incoming:
+            return f"Not finished with {', '.join(one.explain() for one in incoming[-3:])}"
         if strangers:
             return f"Of those who connected none asked for a connection: {'; '.join(strangers)}"
         return (

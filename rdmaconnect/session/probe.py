@@ -120,7 +120,7 @@ class Prober:
             raise self._conversation.failure("prove the data path")
         if self._deadline.left_s <= 0 and self._only_slow():
             self._be_patient()
-        self._deadline.check("prove the data path", self._explain())
+        self._deadline.check("prove the data path", self.explain())
         return False
 
     def _only_slow(self) -> bool:
@@ -198,7 +198,8 @@ class Prober:
             f"path_mtu {MTU_BYTES[self._connections[0].path.path_mtu]}; give a smaller path_mtu)"
         )
 
-    def _explain(self) -> str:
+    def explain(self) -> str:
+        """What has arrived and what has not, and what that says of the path, while it is not proven."""
         if not (self._met or self._seen):
             return (
                 "The peer has replied and has not gone on since: it is busy, slow or stopped, "
