@@ -441,14 +441,16 @@ def test_a_path_that_loses_everything_is_told_on_both_sides(software: Software, 
         assert "4791" in words
 
 
+@pytest.mark.usefixtures("real_time")
 def test_an_accept_that_ends_before_the_proof_says_how_far_it_has_come(software: Software) -> None:
     software.network.lose(lambda message: True)
     with rdmaconnect.listen("127.0.0.1:0") as listener, ThreadPoolExecutor() as threads:
         connecting = threads.submit(rdmaconnect.connect, listener.url, qp_type="UC", deadline_s=2)
         with pytest.raises(ConnectTimeout, match=r"Not finished with 127\.0\.0\.1 \(proof of the data path: .*4791"):
-            listener.accept(deadline_s=1)
+            listener.accept(deadline_s=0.3)
         with pytest.raises(ConnectTimeout):
             connecting.result(10)
+        until(lambda: not software.alive["qp"])
 
 
 @pytest.mark.usefixtures("real_time")
