@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from software import Software
+from software.ends import joined
 
-from rdmaconnect.abi import AccessFlags, MwType, QpSendOpsFlags, QpState, QpType
-from rdmaconnect.errors import PostError
+from rdmaconnect.abi import AccessFlags, MwType, QpSendOpsFlags, QpState, QpType, WcStatus
+from rdmaconnect.errors import PostError, VerbsError
 from rdmaconnect.objects.completion import CQ
 from rdmaconnect.objects.context import Context, open_device
 from rdmaconnect.objects.memory import FULL_ACCESS, PD
@@ -48,3 +49,20 @@ def test_the_key_changes_once_the_bind_is_posted(software: Software, context: Co
                     batch.abort()
         assert seen == [old]
         assert mw.rkey == old  # what was not posted has changed nothing
+
+
+def test_a_region_whose_window_was_not_bound_anew_is_freed_with_its_parent(software: Software) -> None:
+    """From the moment that a bind is posted the window counts as the new region's; the device may not take it."""
+    access = FULL_ACCESS | AccessFlags.MW_BIND
+    with joined() as (end, _):
+        mw = MW(end.pd, MwType.TYPE_2)
+        new, former = end.pd.register(bytearray(64), access), end.pd.register(bytearray(64), access)
+        end.qp.post_send(SendRequest().bind_mw(1, mw, former))
+        end.wait()
+        end.qp.post_send(SendRequest().bind_mw(2, mw, new))  # it would have to be invalidated first
+        end.wait(status=WcStatus.MW_BIND_ERR)
+        with pytest.raises(VerbsError, match="EBUSY"):
+            former.close()
+        assert not former.closed
+    assert former.closed
+    assert mw.closed

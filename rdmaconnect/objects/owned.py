@@ -272,11 +272,19 @@ class Owned:
 
     def _close_children(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Close what was made from it; whether there is nothing left."""
-        before = len(refused)
-        for child in reversed([ref() for ref in list(self._children.values())]):
-            if child is not None:
-                child._close(refused, wait)
-        self._due = len(refused) == before
+        while True:
+            now: list[RdmaConnectError] = []
+            went = False
+            for child in reversed([ref() for ref in list(self._children.values())]):
+                if child is not None:
+                    was_open = not child.closed
+                    child._close(now, wait)
+                    went |= was_open and child.closed
+            # what is busy can be so by one of the others: a region by a window, whose new binding never took place
+            if not (now and went):
+                break
+        refused += now
+        self._due = not now
         return self._due and not self._children  # of those that are being collected now, the last one comes back here
 
     def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
