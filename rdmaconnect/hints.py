@@ -15,6 +15,7 @@ _MEMLOCK = (
     "The locked-memory limit is too low (`ulimit -l` tells it, in KiB): in a shell `ulimit -l unlimited`, in a systemd "
     "unit LimitMEMLOCK=infinity, in Docker --ulimit memlock=-1, in Slurm PropagateResourceLimitsExcept=MEMLOCK."
 )
+_BOUND = "A memory window may be bound to it, or one whose newer binding has not taken place: close that first."
 _OR_MEMLOCK = "the locked-memory limit is too low (`ulimit -l`): see `rdmaconnect explain memlock`."
 _FILES = (
     "No file descriptor is left: raise the open-file limit (`ulimit -n 65536`, in a systemd unit LimitNOFILE=65536)."
@@ -62,7 +63,8 @@ HINTS: dict[tuple[str, str], str] = {
     ("ibv_reg_mr", "EPERM"): f"The kernel refused to lock so much memory. {_MEMLOCK}",
     ("ibv_reg_dmabuf_mr", "EOPNOTSUPP"): "mlx5, irdma, bnxt_re, efa, ionic and mana can register dma-bufs.",
     ("ibv_rereg_mr", "EOPNOTSUPP"): "mlx4, mlx5, irdma and hns have it: close the region and register anew.",
-    ("ibv_dereg_mr", "EINVAL"): "A memory window may be bound to it: close that first.",
+    ("ibv_dereg_mr", "EINVAL"): _BOUND,
+    ("ibv_dereg_mr", "EBUSY"): _BOUND,
     ("ibv_bind_mw", "EINVAL"): "Only a type 1 window is bound so; the region needs MW_BIND, no window ZERO_BASED.",
     ("ibv_bind_mw", "EPERM"): "Window and region are of different protection domains.",
     # ---- completion queues
