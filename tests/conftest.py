@@ -10,6 +10,7 @@ import pytest
 from software import Software
 
 from rdmaconnect.objects import context as device
+from rdmaconnect.runtime import peer_log
 
 # tests/rdma needs two rxe devices; `docker/lab test` sets this variable where they are.
 ON_DEVICES = bool(os.environ.get("RDMACONNECT_LAB"))
@@ -20,6 +21,12 @@ if not ON_DEVICES:  # under emulation the import alone takes 20 s, and nothing t
 
     settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def fresh_log() -> None:
+    """What another test had logged is not held against this one."""
+    peer_log.throttle.reset()
 
 
 @pytest.fixture

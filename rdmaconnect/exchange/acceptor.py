@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import time
 from collections.abc import Callable
 
+from ..runtime.peer_log import log
 from . import service, zap
 from .channel import Channel, Receiver
 from .curve import Keys
@@ -17,7 +17,6 @@ from .url import addresses, host_of, port_of
 
 __all__ = ["Acceptor", "descriptors_are_scarce"]
 
-log = logging.getLogger("rdmaconnect")
 
 #: connections taken in one go
 _AT_ONCE = 16

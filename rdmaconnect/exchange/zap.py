@@ -5,7 +5,6 @@ Source: RFC 27 (ZAP).
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable
 
@@ -13,11 +12,11 @@ import zmq
 from zmq.utils import z85
 
 from ..runtime.fork import in_child
+from ..runtime.peer_log import log
 from . import link, service
 
 __all__ = ["admit", "forget"]
 
-log = logging.getLogger("rdmaconnect")
 
 #: what names a listener -> whether a public key (Z85) may come in there
 _listeners: dict[str, Callable[[bytes], bool]] = {}

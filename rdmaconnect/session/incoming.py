@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from typing import Protocol
@@ -18,6 +17,7 @@ from ..objects.address import AddressHandle
 from ..protocol.handshake import State
 from ..protocol.messages import Hello, Reply
 from ..runtime.deadline import Deadline
+from ..runtime.peer_log import log
 from ..runtime.workers import Workers
 from .base import BaseConnection, Established
 from .conversation import BEAT_MS, Conversation
@@ -27,7 +27,6 @@ from .terms import Terms
 
 __all__ = ["HALF_OPEN_EACH_S", "HALF_OPEN_S", "Incoming", "Listening"]
 
-log = logging.getLogger("rdmaconnect")
 
 #: seconds that a connector may take for its next message
 HALF_OPEN_S = 10.0

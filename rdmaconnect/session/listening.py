@@ -25,6 +25,7 @@ from ..protocol.codec import MAX_FRAME, MAX_PORTS, encode
 from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello, Reject
 from ..runtime.deadline import Deadline
+from ..runtime.peer_log import log
 from ..runtime.procedure import Call, Procedure, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
@@ -41,7 +42,6 @@ from .trace import Trace
 
 __all__ = ["BaseListener"]
 
-log = logging.getLogger("rdmaconnect")
 
 #: where there is no room left, a connector that says nothing for so long, seconds, loses its place
 SILENT_S = 6.0
@@ -85,7 +85,7 @@ class BaseListener(Generic[M]):
         self.url = self._acceptor.url
         self._local = loopback_of(self._acceptor.host)
         if terms.keys is None and not self._local:
-            log.warning(
+            logging.getLogger("rdmaconnect").warning(
                 "listening on %s without protection: whoever reaches it can connect. "
                 "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
             )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from ..protocol.codec import MAX_FRAME, decode
 from ..protocol.handshake import Handshake, Role, State, counts
 from ..protocol.messages import Hello
 from ..runtime.deadline import Deadline
+from ..runtime.peer_log import log
 from ..runtime.procedure import Call, Procedure, Wait, arun, call_apart, run_apart
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
@@ -35,8 +35,6 @@ from .terms import Terms, make_terms
 from .trace import Trace
 
 __all__ = ["ameet", "meet"]
-
-log = logging.getLogger("rdmaconnect")
 
 
 def meet(
