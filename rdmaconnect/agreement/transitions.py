@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..abi import QpAttrMask, QpState, QpType
@@ -339,6 +340,16 @@ def change(qp_type: QpType, state: QpState, attr: Mapping[str, Any], mask: int |
     return Change(frm, to, bits, wrong)
 
 
+@lru_cache(maxsize=256)
+def _due(qp_type: QpType, frm: QpState, to: QpState, optional: QpAttrMask) -> tuple[tuple[str, ...], QpAttrMask]:
+    """The fields that a step needs, and the mask of all that it gives."""
+    mask = _lookup(qp_type, frm, to).required | M.STATE | optional
+    wrong = diagnose(qp_type, frm, to, mask)
+    if wrong:
+        raise StateError(f"move {qp_type} QP {frm}->{to}: {wrong}.")
+    return tuple(name for bit, names in FIELDS.items() if bit & mask and bit is not M.STATE for name in names), mask
+
+
 def step(
     qp_type: QpType, frm: QpState, to: QpState, values: object, optional: QpAttrMask = NONE
 ) -> tuple[dict[str, object], QpAttrMask]:
@@ -360,11 +371,7 @@ def step(
 
     Source: ibv_modify_qp(3), ``struct ibv_qp_attr``.
     """
-    mask = _lookup(qp_type, frm, to).required | M.STATE | optional
-    wrong = diagnose(qp_type, frm, to, mask)
-    if wrong:
-        raise StateError(f"move {qp_type} QP {frm}->{to}: {wrong}.")
-    due = [name for bit, names in FIELDS.items() if bit & mask and bit is not M.STATE for name in names]
+    due, mask = _due(qp_type, frm, to, optional)
     lacking = [name for name in due if not hasattr(values, name)]
     if lacking:
         raise ValueError(f"move {qp_type} QP {frm}->{to}: give {', '.join(lacking)} as well")
