@@ -75,7 +75,7 @@ def test_a_name_is_tried_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatc
 def test_where_nothing_listens_that_is_told() -> None:
     port = free_port()
     assert vain(port).endswith(
-        f"tcp://127.0.0.1:{port}: 127.0.0.1:{port}: refused: the host is there, but nothing listens on that port, "
+        f"tcp://127.0.0.1:{port}: refused: the host is there, but nothing listens on that port, "
         "or a firewall rejects it."
     )
 

@@ -211,6 +211,7 @@ class Outgoing:
             words = f"{self._seen}; now: {self._dial.seen()}"
         else:
             words = self._dial.seen() if self._dial is not None else "not tried yet"
+        words = words.removeprefix(f"{self.url.removeprefix('tcp://')}: ")  # the only address is the url's own
         return f"{self.url}: {words}" + "." * (not words.endswith("?"))
 
     def close(self) -> None:

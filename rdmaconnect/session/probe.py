@@ -56,6 +56,7 @@ class Prober:
         self._seen: set[int] = set()
         self._told = self._met = False
         self._call = self._deadline = deadline
+        self._began = Deadline(None)
         self._sent: list[Sent] = []
         self._last: dict[int, Sent] = {}
         self._sent_at = time.monotonic()
@@ -120,7 +121,8 @@ class Prober:
             raise self._conversation.failure("prove the data path")
         if self._deadline.left_s <= 0 and self._only_slow():
             self._be_patient()
-        self._deadline.check("prove the data path", self.explain())
+        if self._deadline.left_s <= 0:
+            raise ConnectTimeout("prove the data path", self._began.waited_s, self.explain())
         return False
 
     def _only_slow(self) -> bool:
