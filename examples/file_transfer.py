@@ -47,7 +47,7 @@ def fetch(
         with path.open("wb") as file, conn.register(part) as target:
             for offset in range(0, size, piece):
                 length = min(piece, size - offset)
-                conn.read("file", length, offset=offset, into=target)
+                conn.read_into(target, "file", length, offset=offset)
                 digest.update(memoryview(part)[:length])
                 file.write(memoryview(part)[:length])
                 tick(offset + length, size)

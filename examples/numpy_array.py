@@ -36,7 +36,7 @@ def write(peer: str, device: str | None = None) -> None:
     with rdmaconnect.connect(peer, device=device, deadline_s=120) as conn:
         conn.write(numbers, "board")  # no copy on either side
         row = np.empty(SHAPE[1], "f4")
-        conn.read("board", into=row, offset=7 * row.nbytes)
+        conn.read_into(row, "board", offset=7 * row.nbytes)
         conn.send(numbers.sum(axis=1))
         if conn.recv() != b"same" or (row != numbers[7]).any():
             raise SystemExit("the server's array does not hold what was written")

@@ -51,7 +51,7 @@ def work(peer: str, device: str | None = None) -> None:
         errors = []
         with conn.register(weights) as local:  # once, as it is filled in every round
             for _ in range(rounds):
-                conn.read("weights", into=local)
+                conn.read_into(local, "weights")
                 off = inputs @ weights - measured
                 errors.append(float(abs(off).mean()))
                 conn.write(inputs.T @ off / len(off), f"gradient/{number}")

@@ -11,6 +11,7 @@ The other::
         conn.send(b"hello")
 """
 
+from .abi import AccessFlags, QpType, WcStatus
 from .agreement.endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
 from .agreement.path import Path
 from .errors import (
@@ -25,6 +26,7 @@ from .errors import (
     PeerClosed,
     PeerMismatch,
     PeerRejected,
+    PostError,
     ProtocolError,
     RdmaConnectError,
     RemoteProtocolError,
@@ -32,30 +34,40 @@ from .errors import (
     VerbsError,
 )
 from .exchange.curve import keygen
-from .objects.memory import MR
-from .session.connect import aconnect, connect
+from .objects.buffer_like import BufferLike
+from .objects.memory import MR, Dmabuf
+from .session.connect import aconnect, aconnect_many, connect, connect_many
 from .session.connection import AsyncConnection, Connection
 from .session.listen import AsyncListener, Listener, alisten, listen
 from .session.meet import ameet, meet
+from .session.terms import BaseOptions, ConnectOptions, ListenOptions
+from .session.trace import Mark
 
 __version__ = "0.1.0"
 
 __all__ = [
     "MR",
+    "AccessFlags",
     "AsyncConnection",
     "AsyncListener",
     "AuthenticationError",
+    "BaseOptions",
+    "BufferLike",
     "CompletionError",
+    "ConnectOptions",
     "ConnectTimeout",
     "Connection",
     "DeadlineExceeded",
     "DeviceError",
+    "Dmabuf",
     "Endpoint",
     "Gid",
     "GidEntry",
     "LibraryError",
+    "ListenOptions",
     "Listener",
     "LocalProtocolError",
+    "Mark",
     "ModifyError",
     "Options",
     "Path",
@@ -63,17 +75,22 @@ __all__ = [
     "PeerMismatch",
     "PeerRejected",
     "PortAddress",
+    "PostError",
     "ProtocolError",
+    "QpType",
     "RdmaConnectError",
     "RemoteProtocolError",
     "RemoteRegion",
     "StateError",
     "VerbsError",
+    "WcStatus",
     "__version__",
     "aconnect",
+    "aconnect_many",
     "alisten",
     "ameet",
     "connect",
+    "connect_many",
     "keygen",
     "listen",
     "meet",

@@ -43,10 +43,13 @@ class World:
 
     def connect(self, **options: Any) -> Any:
         given = {"device": "here", "probe": False, "deadline_s": PATIENCE_S}
+        count = options.pop("count", None)
+        if count is not None:
+            return rdmaconnect.connect_many(self.tap.url, count, **given | options)
         return rdmaconnect.connect(self.tap.url, **given | options)
 
     def both(self, theirs: dict[str, Any] | None = None, **mine: Any) -> tuple[Any, Any]:
-        """Connect and accept; both ends are closed in the end."""
+        """Connect and accept; both ends are closed in the end. With ``count`` the first is a list of so many."""
         self.listen(**theirs or {})
         here = self.connect(**mine)
         there = self.listener.accept(deadline_s=PATIENCE_S)

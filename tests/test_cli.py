@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -237,11 +238,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str, dict[str,
     """Run a command line, and see how connect or listen would be called."""
     calls: list[tuple[str, dict[str, Any]]] = []
 
-    def note(url: str, **options: Any) -> Any:
-        calls.append((url, options))
+    def note(url: str, count: int = 1, *, options: Options, **others: Any) -> Any:
+        calls.append((url, {**asdict(options), **others, "count": count}))
         raise Asked
 
-    monkeypatch.setattr(cli.pingpong, "connect", note)
+    monkeypatch.setattr(cli.pingpong, "connect_many", note)
     monkeypatch.setattr(cli.pingpong, "listen", note)
 
     def command(*argv: str) -> tuple[str, dict[str, Any]]:
@@ -256,11 +257,10 @@ def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str
     line = "10.0.0.7 -d rxe1 -i 2 -g 3 -p 4 -s 100000 -n 7 -m 1024 -l 5 -r 6 -e --deadline 2.5"
     url, options = asked(*line.split())
     assert url == "tcp://10.0.0.7:4"
-    assert options == {
-        "device": "rxe1", "port_num": 2, "gid_index": 3, "path_mtu": 1024, "sl": 5, "recv_size": 100000,
-        "recv_depth": 6, "spin": 0, "deadline_s": 2.5, "qp_type": "RC",
-    }  # fmt: skip
-    Options(**{name: value for name, value in options.items() if name not in ("deadline_s", "qp_type")})
+    wished = Options(
+        device="rxe1", port_num=2, gid_index=3, path_mtu=1024, sl=5, recv_size=100000, recv_depth=6, spin=0
+    )
+    assert options == {**asdict(wished), "deadline_s": 2.5, "qp_type": "RC", "count": 1}
     assert asked("peer", "-t", "ud")[1]["qp_type"] == "UD"
     assert asked("peer", "-q", "9")[1]["count"] == 9
 
@@ -283,12 +283,10 @@ def test_large_receives_are_few(
 def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
     url, options = asked()
     assert url == "tcp://*:18515"
-    assert Options(**options) == Options()
+    assert options == {**asdict(Options()), "count": 1}
     url, options = asked("peer")
     assert url == "tcp://peer:18515"
-    assert options.pop("deadline_s") == 30
-    assert options.pop("qp_type") == "RC"
-    assert Options(**options) == Options()
+    assert options == {**asdict(Options()), "deadline_s": 30, "qp_type": "RC", "count": 1}
 
 
 @pytest.mark.parametrize(("host", "url"), [("::1", "tcp://[::1]:5"), ("fe80::1%eth0", "tcp://[fe80::1%eth0]:5")])
@@ -330,14 +328,14 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """How ping is called; it gives ``REPORT``."""
     asked: list[dict[str, Any]] = []
 
-    def connect(url: str, *, count: int | None = None, **options: Any) -> Any:
-        return [Connected() for _ in range(count)] if count is not None else Connected()
+    def connect_many(url: str, count: int, **options: Any) -> Any:
+        return [Connected() for _ in range(count)]
 
     def ping(conns: Any, **options: Any) -> Report:
         asked.append({"connections": len(conns), **options})
         return REPORT
 
-    monkeypatch.setattr(cli.pingpong, "connect", connect)
+    monkeypatch.setattr(cli.pingpong, "connect_many", connect_many)
     monkeypatch.setattr(cli.pingpong, "ping", ping)
     return asked
 

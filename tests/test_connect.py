@@ -216,16 +216,19 @@ def test_a_type_that_cannot_be_connected_is_refused(given: Any, words: str) -> N
 
 
 def test_what_cannot_be_meant_is_refused_by_name() -> None:
-    plain: dict[str, Any] = {"listens": False, "secret": None, "key": None, "peer_key": None}
-    with pytest.raises(TypeError, match=r"^gid_idx, mtu: there is no such option\. The options are device, port_num"):
-        make_terms("RC", {"mtu": 1, "gid_idx": 2}, None, b"", **plain)
+    words = r"^gid_idx \(gid_index\?\), mtu \(path_mtu\?\), wolf: there is no such option\. The options are device"
+    with pytest.raises(TypeError, match=words):
+        make_terms({"mtu": 1, "gid_idx": 2, "wolf": 3})
     with pytest.raises(ValueError, match="private_data is 4097 bytes long: give at most 4096"):
-        make_terms("RC", {}, None, bytes(4097), **plain)
+        make_terms({"private_data": bytes(4097)})
     for count in (0, -1, 4097):
         with pytest.raises(ValueError, match=f"count is {count}: give 1 to 4096"):
             check_count(count)
-    assert (check_count(None), check_count(4096)) == (1, 4096)
-    made = make_terms("RC", {}, None, b"", **plain | {"secret": "a secret of one job"})
+    for odd in (None, True, 2.0):
+        with pytest.raises(TypeError, match=f"count is {odd}: give an integer"):
+            check_count(odd)  # type: ignore[arg-type]
+    assert check_count(4096) == 4096
+    made = make_terms({"secret": "a secret of one job"})
     assert made.keys is not None
     assert made.keys.secret.decode() not in repr(made)
 

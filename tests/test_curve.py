@@ -28,6 +28,7 @@ T = TypeVar("T")
 MAX = 1000
 LOCAL = "tcp://127.0.0.1:0"
 SECRET = "a secret of one job, long enough"
+TOGETHER = r"^protect the exchange: give secret alone, or key and peer_key together, or key and peer_keys to listen$"
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ def test_the_secret_of_the_environment_counts_if_nothing_else_is_given(
     assert connector().public == connector(secret=SECRET).public
     assert connector(secret=SECRET + "!").public != connector().public
     public, secret = keygen(str(tmp_path), "own")
-    assert connector(key=secret, peer=public).secret != connector().secret
+    assert connector(key=secret, peer_key=public).secret != connector().secret
     monkeypatch.setenv(SECRET_VARIABLE, "short")
     with pytest.raises(ValueError, match="the secret has 5 bytes"):
         keys_for(listens=True)
@@ -117,7 +118,7 @@ def test_an_empty_secret_of_the_environment_is_no_exchange_without_protection(
         keys_for(listens=listens)
     assert keys_for(listens=listens, secret=SECRET) is not None
     public, secret = keygen(str(tmp_path), "own")
-    assert keys_for(listens=listens, key=secret, peer=str(tmp_path) if listens else public) is not None
+    assert keys_for(listens=listens, key=secret, peer_key=public) is not None
 
 
 @pytest.mark.parametrize("secret", [20, 1.5, ["a"] * 20, object()], ids=type)
@@ -150,7 +151,7 @@ def test_whatever_is_asked_for_the_answer_is_no_and_no_error(
     odd: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, secret = keygen(str(tmp_path), "own")
-    for keys in (listener(secret=SECRET), listener(key=secret, peer=str(tmp_path))):
+    for keys in (listener(secret=SECRET), listener(key=secret, peer_keys=str(tmp_path))):
         assert keys.knows is not None
         assert keys.knows(odd) is False
     assert caplog.records == []
@@ -159,8 +160,8 @@ def test_whatever_is_asked_for_the_answer_is_no_and_no_error(
 def test_no_secret_is_shown(tmp_path: Path) -> None:
     public, secret = keygen(str(tmp_path), "own")
     for keys in (
-        listener(secret=SECRET), connector(secret=SECRET), listener(key=secret, peer=str(tmp_path)),
-        connector(key=secret, peer=public),
+        listener(secret=SECRET), connector(secret=SECRET), listener(key=secret, peer_keys=str(tmp_path)),
+        connector(key=secret, peer_key=public),
     ):  # fmt: skip
         for words in (repr(keys), str(keys), f"{keys}"):
             assert keys.secret.decode() not in words
@@ -186,7 +187,7 @@ def test_a_pair_of_files_is_made_and_only_the_owner_may_read_the_secret(tmp_path
         os.umask(before)
     assert (public, secret) == (str(folder / "node1.key"), str(folder / "node1.key_secret"))
     assert (mode(public), mode(secret)) == (0o644, 0o600)
-    found = connector(key=secret, peer=public)
+    found = connector(key=secret, peer_key=public)
     assert found.listener == found.public
     assert found.secret.decode() not in Path(public).read_text()
 
@@ -207,21 +208,37 @@ def test_a_key_that_is_there_is_not_replaced(tmp_path: Path, end: str) -> None:
 
 def test_two_pairs_differ(tmp_path: Path) -> None:
     one, two = (keygen(str(tmp_path), name) for name in ("one", "two"))
-    assert connector(key=one[1], peer=two[0]).public != connector(key=two[1], peer=one[0]).public
+    assert connector(key=one[1], peer_key=two[0]).public != connector(key=two[1], peer_key=one[0]).public
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        {"secret": SECRET, "key": "a"}, {"secret": SECRET, "peer": "a"}, {"secret": SECRET, "key": "a", "peer": "b"},
-        {"key": "a"}, {"peer": "a"},
+        {"secret": SECRET, "key": "a"}, {"secret": SECRET, "peer_key": "a"}, {"secret": SECRET, "peer_keys": "a"},
+        {"secret": SECRET, "key": "a", "peer_key": "b"}, {"key": "a"}, {"peer_key": "a"}, {"peer_keys": "a"},
+        {"key": "a", "peer_key": "b", "peer_keys": "c"},
     ],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("listens", [True, False])
 def test_arguments_that_do_not_go_together_are_refused(given: dict[str, str], listens: bool) -> None:
-    with pytest.raises(ValueError, match=r"^protect the exchange: give secret alone, or key and peer_key together$"):
+    with pytest.raises(ValueError, match=TOGETHER):
         keys_for(listens=listens, **given)  # type: ignore[arg-type]
+
+
+def test_who_connects_has_one_peer() -> None:
+    with pytest.raises(ValueError, match=TOGETHER):
+        keys_for(listens=False, key="a", peer_keys="b")
+
+
+def test_who_listens_for_one_peer_knows_it_alone(tmp_path: Path) -> None:
+    here, there, other = (keygen(str(tmp_path), name) for name in ("here", "there", "other"))
+    called = listener(key=here[1], peer_key=there[0])
+    assert called.knows is not None
+    assert called.knows(connector(key=there[1], peer_key=here[0]).public)
+    assert not called.knows(connector(key=other[1], peer_key=here[0]).public)
+    assert not called.knows(called.public)
+    assert connector(key=there[1], peer_key=here[0]).listener == called.public
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -229,30 +246,29 @@ def test_a_key_file_that_is_none_is_named_with_what_to_do(tmp_path: Path, listen
     public, secret = keygen(str(tmp_path / "keys"), "own")
     (tmp_path / "garbage").write_bytes(b"\xff\xfe\x00 no key")
     (tmp_path / "empty").write_text("")
-    peer = str(tmp_path / "keys") if listens else public
+    peer = {"peer_keys": str(tmp_path / "keys")} if listens else {"peer_key": public}
     for bad in ("missing", "garbage", "empty", "."):
         path = str(tmp_path / bad)
         with pytest.raises(ValueError, match=r"Make one with `rdmaconnect keygen`\.$") as caught:
-            keys_for(listens=listens, key=path, peer=peer)
+            keys_for(listens=listens, key=path, **peer)
         assert str(caught.value).startswith(f"read key file {path}: ")
-        with pytest.raises(ValueError, match=r"^read (key file|the connectors' keys)") as caught:
-            keys_for(listens=listens, key=secret, peer=path) if bad != "." or not listens else raises()
+        with pytest.raises(ValueError, match=r"^read key file"):
+            keys_for(listens=listens, key=secret, peer_key=path)
+        if listens and bad != ".":  # a folder is right there
+            with pytest.raises(ValueError, match=r"^read the connectors' keys"):
+                keys_for(listens=True, key=secret, peer_keys=path)
     with pytest.raises(ValueError, match=r"it holds no secret key\. Give the one that ends in \.key_secret\.$"):
-        keys_for(listens=listens, key=public, peer=peer)
-
-
-def raises() -> Any:
-    raise ValueError("read key file: a folder is right here")
+        keys_for(listens=listens, key=public, **peer)
 
 
 def test_the_folder_of_a_listener_is_read_anew_at_each_question(tmp_path: Path) -> None:
     _, secret = keygen(str(tmp_path / "own"), "listener")
     allowed = tmp_path / "allowed"
     allowed.mkdir()
-    knows = listener(key=secret, peer=str(allowed)).knows
+    knows = listener(key=secret, peer_keys=str(allowed)).knows
     assert knows is not None
     path, own = keygen(str(tmp_path / "theirs"), "node1")
-    public = connector(key=own, peer=path).public
+    public = connector(key=own, peer_key=path).public
     assert not knows(public)
     (allowed / "node1.key").write_text(Path(path).read_text())
     assert knows(public)
@@ -269,17 +285,17 @@ def test_a_pair_that_is_none_is_refused(tmp_path: Path) -> None:
     mixed = tmp_path / "mixed.key_secret"
     mixed.write_text(Path(one[0]).read_text() + Path(two[1]).read_text().rpartition("\n    ")[2])
     with pytest.raises(ValueError, match=r"its two keys do not belong together\. Make a new pair\.$") as caught:
-        connector(key=str(mixed), peer=one[0])
-    assert connector(key=two[1], peer=one[0]).secret.decode() not in str(caught.value)
+        connector(key=str(mixed), peer_key=one[0])
+    assert connector(key=two[1], peer_key=one[0]).secret.decode() not in str(caught.value)
 
 
 def test_the_files_are_those_of_zeromq(tmp_path: Path) -> None:
     public, secret = keygen(str(tmp_path / "ours"), "own")
-    keys = connector(key=secret, peer=public)
+    keys = connector(key=secret, peer_key=public)
     assert zmq.auth.load_certificate(secret) == (keys.public, keys.secret)
     assert zmq.auth.load_certificate(public) == (keys.public, None)
     public, secret = zmq.auth.create_certificates(tmp_path, "theirs", {"name": "node1"})
-    keys = connector(key=secret, peer=public)
+    keys = connector(key=secret, peer_key=public)
     assert zmq.auth.load_certificate(secret) == (keys.public, keys.secret)
     assert keys.listener == keys.public
 
@@ -298,7 +314,7 @@ class Connectors:
         self.knows = self.listen()
 
     def listen(self) -> Callable[[bytes], bool]:
-        knows = listener(key=self._own, peer=str(self.path)).knows
+        knows = listener(key=self._own, peer_keys=str(self.path)).knows
         assert knows is not None
         return knows
 
@@ -434,7 +450,7 @@ def test_a_folder_that_cannot_be_read_is_told_to_who_listens(bad: str, tmp_path:
     _, secret = keygen(str(tmp_path), "own")
     (tmp_path / "a file").write_text("")
     with pytest.raises(ValueError, match=r"^read the connectors' keys: .*\. Give a folder of \.key files\.$") as caught:
-        listener(key=secret, peer=str(tmp_path / bad))
+        listener(key=secret, peer_keys=str(tmp_path / bad))
     assert repr(str(tmp_path / bad)) in str(caught.value)
 
 

@@ -39,7 +39,7 @@ from rdmaconnect.errors import (
     VerbsError,
 )
 from rdmaconnect.session.listen import listen
-from rdmaconnect.session.terms import make_terms
+from rdmaconnect.session.terms import ListenOptions, make_terms
 
 A, DEAD, FE80 = gid("10.0.0.1", gid_index=1), gid("10.77.0.1", gid_index=2), gid("fe80::1")
 HERE = roce(FE80, A, DEAD, device="rxe1")
@@ -257,7 +257,7 @@ def surgery(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
     with Software(devices) as software, pytest.MonkeyPatch.context() as patch:
         if host is not None:  # what this machine really is
             patch.setattr(service, "gather", lambda options: host)
-        terms = make_terms("RC", {"device": "rxe2"}, None, b"", listens=True, secret=None, key=None, peer_key=None)
+        terms = make_terms({"device": "rxe2"}, ListenOptions, listens=True)
         clinic = Clinic(software, Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False))
         try:
             yield clinic

@@ -51,7 +51,7 @@ def test_memory_of_another_connection_is_refused_before_it_is_posted(software: S
         calls: dict[str, Callable[[], Any]] = {
             "send": lambda: here.send(mr),
             "write": lambda: here.write(mr, "far"),
-            "read into": lambda: here.read("far", into=mr),
+            "read into": lambda: here.read_into(mr, "far"),
         }
         with pytest.raises(ValueError, match=r"8 bytes: MR of 8 bytes is registered in another protection domain .*"):
             calls[what]()

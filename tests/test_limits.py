@@ -264,7 +264,7 @@ def test_writes_and_reads_are_divided(kind: str) -> None:
             assert here.read("far", size, offset=7) == data
             assert (len(lengths), max(lengths)) == (count, min(size, 4096))
             into = here.register(bytearray(size)) if kind == "region" else bytearray(size)
-            here.read("far", size, offset=7, into=into)
+            here.read_into(into, "far", size, offset=7)
         assert software.problems() == []
 
 

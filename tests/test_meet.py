@@ -195,7 +195,7 @@ def test_whoever_answers_and_fails_calls_anew(sides: Sides, software: Software) 
 def test_a_call_that_comes_when_a_side_has_given_up_is_hung_up_on(software: Software) -> None:
     """Its peer calls anew then, whoever meets it next at this address; it must not wait for who is gone."""
     meet_module = importlib.import_module("rdmaconnect.session.meet")
-    terms = make_terms("RC", {}, None, b"", listens=True, secret=None, key=None, peer_key=None)
+    terms = make_terms({}, listens=True)
     for known in (False, True):
         meeting = meet_module._Meeting(rdmaconnect.Connection, terms, "tcp://127.0.0.1:0")
         if known:

@@ -214,7 +214,7 @@ def test_another_key_cannot_take_a_connections_place(tmp_path: Any) -> None:
     allowed = tmp_path / "allowed"
     public, own = keygen(str(tmp_path / "own"), "listener")
     keys = [keygen(str(allowed), name)[1] for name in ("a", "b")]
-    with rdmaconnect.listen("127.0.0.1:0", key=own, peer_key=str(allowed)) as listener:
+    with rdmaconnect.listen("127.0.0.1:0", key=own, peer_keys=str(allowed)) as listener:
         here = rdmaconnect.connect(listener.url, key=keys[0], peer_key=public, deadline_s=PATIENCE_S)
         there = listener.accept(deadline_s=PATIENCE_S)
         other = rdmaconnect.connect(listener.url, key=keys[1], peer_key=public, deadline_s=PATIENCE_S)

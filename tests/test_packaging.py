@@ -6,6 +6,7 @@ import email
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -18,7 +19,7 @@ import rdmaconnect
 
 ROOT = Path(__file__).parents[1]
 #: packages that it needs, and where some of pyzmq's own libraries are
-NEEDED = ("zmq", "msgpack", "pyzmq.libs")
+NEEDED = ("zmq", "msgpack", "pyzmq.libs", *(() if sys.version_info >= (3, 11) else ("typing_extensions.py",)))
 #: strict mypy complains of an ignore that is not needed: so the types must be there, and be right
 CLIENT = """
 import rdmaconnect
@@ -62,7 +63,8 @@ def test_the_wheel_is_pure_and_holds_the_package_alone(wheel: Path) -> None:
     assert (tags["Root-Is-Purelib"], tags.get_all("Tag")) == ("true", ["py3-none-any"])
     assert metadata["Requires-Python"] == ">=3.10"
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
-    assert sorted(need.partition(">")[0] for need in needs) == ["msgpack", "pyzmq"]
+    assert sorted(re.split(r"[ ;<>=]", need)[0] for need in needs) == ["msgpack", "pyzmq", "typing-extensions"]
+    assert [need.partition(";")[2].strip() for need in needs if "typing" in need] == ["python_version < '3.11'"]
     assert metadata["License-Expression"] == "MIT"
     said = {text.rpartition(" ")[2] for text in metadata.get_all("Classifier", []) if ":: 3." in text}
     assert said == {"3.10", "3.11", "3.12", "3.13", "3.14"}

@@ -137,9 +137,10 @@ class End:
         found: int = self._take(self.told, deadline_s)
         return found
 
-    def read(self, region: RemoteRegion, *, into: Region, deadline_s: float | None) -> None:
+    def read_into(self, buffer: Region, region: RemoteRegion, *, deadline_s: float | None) -> int:
         self.done.append("read")
-        into.view[:] = self.harm(bytes(self.net.memory[region.addr]), len(self.done) - 1)
+        buffer.view[:] = self.harm(bytes(self.net.memory[region.addr]), len(self.done) - 1)
+        return len(buffer.view)
 
     def close(self) -> None:
         self.other.lost = PeerClosed("the peer closed the connection.")

@@ -91,10 +91,10 @@ class Folder:
         (self.allowed / "node1.key").write_text(Path(self.connector[0]).read_text())
 
     def there(self) -> Keys:
-        return listener(key=self.listener[1], peer=str(self.allowed))
+        return listener(key=self.listener[1], peer_keys=str(self.allowed))
 
     def here(self) -> Keys:
-        return connector(key=self.connector[1], peer=self.listener[0])
+        return connector(key=self.connector[1], peer_key=self.listener[0])
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_a_connector_whose_key_is_not_allowed_is_told_so(files: Folder) -> None:
 def test_a_connector_that_expects_another_listener_gets_nothing(files: Folder, tmp_path: Path) -> None:
     files.allow()
     other, _ = keygen(str(tmp_path / "other"), "other")
-    with both(files.there(), connector(key=files.connector[1], peer=other)) as ends:
+    with both(files.there(), connector(key=files.connector[1], peer_key=other)) as ends:
         mine, theirs = refused(*ends)
         assert mine.startswith("PeerClosed")
         assert "it has another key than this side expects" in theirs

@@ -25,7 +25,6 @@ QKEY = 0x5EC2E7A1
 SECRET = "a secret of one job, long enough"
 HERE, THERE = (end(infiniband(lid), qp_type=QpType.UD, qkey=QKEY) for lid in (5, 6))
 AGREED = agree(HERE, THERE, Wish())
-PROTECTED = {"secret": SECRET, "key": None, "peer_key": None}
 
 #: one of each value that holds a Q_Key, as users and logs see them
 WITH_QKEY = [
@@ -51,7 +50,7 @@ def test_no_repr_shows_a_q_key(value: Any) -> None:
 def test_no_repr_shows_a_secret(listens: bool) -> None:
     keys = keys_for(listens=listens, secret=SECRET)
     assert keys is not None
-    terms = make_terms("RC", {}, None, b"", listens=listens, **PROTECTED)
+    terms = make_terms({"secret": SECRET}, listens=listens)
     for words in (repr(keys), str(keys), f"{[keys]}", repr(terms)):
         assert SECRET not in words
         assert keys.secret.decode() not in words

@@ -61,7 +61,7 @@ def test_many_queue_pairs_at_once(software: Software) -> None:
         made: list[rdmaconnect.Connection] = []
         thread = threading.Thread(target=lambda: made.extend(listener.accept(deadline_s=10) for _ in range(40)))
         thread.start()
-        here = rdmaconnect.connect(listener.url, count=40, deadline_s=10)
+        here = rdmaconnect.connect_many(listener.url, 40, deadline_s=10)
         thread.join(10)
         for number, connection in enumerate(here):
             connection.send(str(number).encode())

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "objects": {"abi", "errors", "verbs", "agreement", "runtime"},
     "exchange": {"errors", "runtime"},
     "session": {"abi", "errors", "verbs", "agreement", "protocol", "runtime", "objects", "exchange"},
-    "__init__": {"errors", "agreement", "objects", "exchange", "session"},
+    "__init__": {"errors", "abi", "agreement", "objects", "exchange", "session"},
     "pingpong": {"abi", "errors", "agreement", "runtime", "objects", "session"},
     "doctor": {"abi", "errors", "verbs", "agreement", "protocol", "runtime", "objects", "exchange", "session"},
     "cli": {

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from ..abi import GidType, LinkLayer, Mtu, QpType
 
-__all__ = ["GRH_BYTES", "MTU_BYTES", "Endpoint", "Gid", "GidEntry", "Options", "PortAddress", "RemoteRegion", "Sizes"]
+__all__ = [
+    "GRH_BYTES",
+    "MTU_BYTES",
+    "Endpoint",
+    "Gid",
+    "GidEntry",
+    "Options",
+    "OptionsDict",
+    "PortAddress",
+    "RemoteRegion",
+    "Sizes",
+]
 
 #: bytes in front of each UD payload that the device fills with the global routing header
 GRH_BYTES = 40
@@ -248,6 +259,30 @@ class Sizes(NamedTuple):
     recv_size: int
     recv_depth: int
     send_depth: int
+
+
+class OptionsDict(TypedDict, total=False):
+    """The fields of :class:`Options`, which tells what they mean, as keywords of a call."""
+
+    device: str | None
+    port_num: int | None
+    gid_index: int | None
+    path_mtu: int | None
+    sl: int
+    traffic_class: int
+    flow_label: int
+    pkey: int | None
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    min_rnr_timer: int
+    max_rd_atomic: int | None
+    hop_limit: int
+    recv_size: int | None
+    recv_depth: int | None
+    send_depth: int | None
+    spin: int
+    probe: bool
 
 
 @dataclass(frozen=True, slots=True)

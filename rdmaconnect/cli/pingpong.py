@@ -10,13 +10,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..abi import QpType
 from ..agreement.endpoint import MTU_BYTES, Options
 from ..exchange.url import DEFAULT_PORT, tcp_url
 from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, plot, report, sweep
-from ..session.connect import connect
+from ..session.connect import connect_many
 from ..session.connection import Connection
 from ..session.listen import listen
 from ..session.trace import Mark
@@ -91,25 +91,19 @@ def _epilog() -> str:
 
 def _pingpong(args: argparse.Namespace) -> int:
     kept = _DEFAULTS.sizes(args.qps)
-    options = {
-        "device": args.device,
-        "port_num": args.port_num,
-        "gid_index": args.gid_index,
-        "path_mtu": args.mtu,
-        "sl": args.sl,
-        "recv_size": args.size if args.op == "send" and (args.size or 0) > kept.recv_size else None,
-        "recv_depth": args.rx_depth,
-        "spin": 0 if args.events else _DEFAULTS.spin,
-    }
+    recv_size = args.size if args.op == "send" and (args.size or 0) > kept.recv_size else None
     try:
-        Options(**options)
-        if options["recv_size"] is not None and args.rx_depth is None:
-            options["recv_depth"] = max(2, min(kept.recv_depth, _RECEIVES // options["recv_size"]))
+        options = Options(
+            device=args.device, port_num=args.port_num, gid_index=args.gid_index, path_mtu=args.mtu, sl=args.sl,
+            recv_size=recv_size, recv_depth=args.rx_depth, spin=0 if args.events else _DEFAULTS.spin,
+        )  # fmt: skip
+        if recv_size is not None and args.rx_depth is None:
+            options = dataclasses.replace(options, recv_depth=max(2, min(kept.recv_depth, _RECEIVES // recv_size)))
         _check(args)
         url = tcp_url("*" if args.host is None else args.host, bind=args.host is None, port=args.port)
     except ValueError as e:
         args.parser.error(str(e))
-    size, depth, _ = Options(**options).sizes(args.qps)
+    size, depth, _ = options.sizes(args.qps)
     check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
     return _serve(args, url, options) if args.host is None else _ping(args, url, options)
 
@@ -133,9 +127,9 @@ def _check(args: argparse.Namespace) -> None:
         plot.require()
 
 
-def _serve(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
+def _serve(args: argparse.Namespace, url: str, options: Options) -> int:
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(url, **options))
+        listener = stack.enter_context(listen(url, options=options))
         print(f"listening on {listener.url}", file=sys.stderr, flush=True)
 
         def accept(deadline_s: float | None = args.deadline) -> Connection:
@@ -156,11 +150,10 @@ def _serve(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
     return 0
 
 
-def _ping(args: argparse.Namespace, url: str, options: dict[str, Any]) -> int:
-    many = {"count": args.qps} if args.qps > 1 else {}
-    made: Any = connect(url, qp_type=args.type, deadline_s=args.deadline, **many, **options)
+def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
+    made = connect_many(url, args.qps, qp_type=args.type, deadline_s=args.deadline, options=options)
     with contextlib.ExitStack() as stack:
-        conns: list[Connection] = [stack.enter_context(conn) for conn in (made if many else [made])]
+        conns = [stack.enter_context(conn) for conn in made]
         trace = conns[0].trace if args.trace else ()
         sizes = _sizes(args, most_size(conns[0]))
         tick = stack.enter_context(_progress(not args.json))

@@ -128,7 +128,7 @@ THEMES: dict[str, str] = {
         "`rdmaconnect devices -v` lists max_qp_wr, max_sge, max_cqe, max_qp_rd_atom and the rest."
     ),
     "many": (
-        "Connect many in one exchange (count=), which share one completion queue and channel: a context takes 2 "
+        "Connect many in one exchange (connect_many), which share one completion queue and channel: a context takes 2 "
         "descriptors, a channel 1, a queue pair 0. `ulimit -n` must hold those, query_device().max_qp the queue pairs."
     ),
     "memlock": (

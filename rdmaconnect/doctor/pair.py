@@ -28,7 +28,7 @@ from .finding import Finding, Verdict
 from .matrix import Attempt, Matrix, ends, order
 from .netlink import neighbour, route
 from .remedies import remedy
-from .service import GREETING, QUESTION, SEPARATOR, TIMERS
+from .service import GREETING, QUESTION, SEPARATOR, narrowed
 
 __all__ = ["Visit", "visit"]
 
@@ -79,8 +79,7 @@ def visit(
     deadline = Deadline(deadline_s, ConnectTimeout)
     trace = Trace(Role.CONNECTOR, deadline)
     url = tcp_url(peer)
-    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
-    terms = make_terms("RC", given | TIMERS, None, b"", listens=False, secret=None, key=None, peer_key=None)
+    terms = make_terms({"options": narrowed(options)})
     try:
         where = addresses(host_of(url), port_of(url))
         asking = Outgoing(url, where, terms.keys)
@@ -193,7 +192,7 @@ def _latency(connection: Connection, left_s: float) -> float | None:
     into, times = bytearray(region.length), []
     for _ in range(READS):
         clock = Deadline(None)
-        connection.read(region, into=into, deadline_s=left_s)
+        connection.read_into(into, region, deadline_s=left_s)
         times.append(clock.waited_s * 1e6)
     return round(min(times), 1)
 

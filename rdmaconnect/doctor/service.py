@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from ..agreement.endpoint import Options
 from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
@@ -17,12 +18,12 @@ from ..protocol.messages import Target
 from ..session.connection import Connection
 from ..session.incoming import Incoming
 from ..session.listen import Listener
-from ..session.terms import make_terms, parse_qp_type
+from ..session.terms import ListenOptions, make_terms, parse_qp_type
 from .checks import examine
 from .finding import Verdict
 from .gather import gather
 
-__all__ = ["GREETING", "QUESTION", "SEPARATOR", "TIMERS", "Surgery", "open_surgery", "serve"]
+__all__ = ["GREETING", "QUESTION", "SEPARATOR", "Surgery", "narrowed", "open_surgery", "serve"]
 
 #: a connector that wants this is a doctor who asks what there is
 QUESTION = Target("?", 1)
@@ -31,7 +32,7 @@ GREETING = "rdmaconnect doctor at "
 #: between its parts: what cannot be printed does not come through a reject
 SEPARATOR = " | "
 #: quicker to give up than a connection should be: 6 times 0.27 s
-TIMERS = {"timeout": 16, "retry_cnt": 6}
+_TIMERS = Options(timeout=16, retry_cnt=6)
 #: seconds between two looks at who has gone
 _ROUND_S = 1.0
 
@@ -84,12 +85,16 @@ class Surgery(Listener):
 
 def open_surgery(address: str, options: Options) -> Surgery:
     """Listen for doctors; see :func:`serve`."""
-    given = {name: getattr(options, name) for name in ("device", "port_num", "gid_index")}
-    regions = {"doctor": bytearray(64)}
-    terms = make_terms("RC", given | TIMERS, regions, b"", listens=True, secret=None, key=None, peer_key=None)
+    given = {"options": narrowed(options), "regions": {"doctor": bytearray(64)}}
+    terms = make_terms(given, ListenOptions, listens=True)
     surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
     surgery.options = options
     return surgery
+
+
+def narrowed(options: Options) -> Options:
+    """What a doctor connects with: the device, port and GID that were asked for, and timers of its own."""
+    return replace(_TIMERS, device=options.device, port_num=options.port_num, gid_index=options.gid_index)
 
 
 def serve(address: str, options: Options, say: Callable[[str], None]) -> None:

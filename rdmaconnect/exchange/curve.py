@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import zmq
 from zmq.utils import z85
@@ -62,7 +62,8 @@ def keys_for(
     listens: bool,
     secret: str | bytes | None = None,
     key: str | os.PathLike[str] | None = None,
-    peer: str | os.PathLike[str] | None = None,
+    peer_key: str | os.PathLike[str] | None = None,
+    peer_keys: str | os.PathLike[str] | None = None,
 ) -> Keys | None:
     """The keys of one side.
 
@@ -71,9 +72,10 @@ def keys_for(
         secret: the secret that all of a job share, at least 16 bytes; by default the environment's
             RDMACONNECT_SECRET. Not with ``key``.
         key: this side's own file, ending in ``.key_secret``.
-        peer: for a connector, the listener's public file, ending in ``.key``; for a listener, the folder of
-            the connectors' public files. It is read when somebody connects: a key that is taken away is refused
-            from then on; one that is added is known, in a folder of more than 100 within a second.
+        peer_key: the public file, ending in ``.key``, of the one peer that there is.
+        peer_keys: instead, for a listener, the folder of its peers' public files. It is read when somebody
+            connects: a key that is taken away is refused from then on; one that is added is known, in a folder
+            of more than 100 within a second.
 
     Returns:
         The keys, or None if none were given: then the exchange is not protected.
@@ -82,20 +84,27 @@ def keys_for(
         ValueError: the arguments do not go together, a file cannot be read, or the secret is empty or too short.
         TypeError: the secret is neither text nor bytes.
     """
-    if key is None and peer is None:
+    if key is None and peer_key is None and peer_keys is None:
         raw = _secret(secret)
         if raw is None:
             return None
         mine, theirs = _derive(raw, "listener"), _derive(raw, "connector")
         if listens:
-            return Keys(*mine, knows=lambda public: _same(public, theirs[0]))
+            return Keys(*mine, knows=partial(_same, other=theirs[0]))
         return Keys(*theirs, listener=mine[0])
-    if secret is not None or key is None or peer is None:
-        raise ValueError("protect the exchange: give secret alone, or key and peer_key together")
+    one = (peer_key is None) is not (peer_keys is None)
+    if secret is not None or key is None or not one or (peer_keys is not None and not listens):
+        raise ValueError(
+            "protect the exchange: give secret alone, or key and peer_key together, or key and peer_keys to listen"
+        )
     public, own = _own(os.fspath(key))
+    if peer_keys is not None:
+        return Keys(public, own, knows=_Folder(os.fspath(peer_keys)).knows)
+    assert peer_key is not None
+    other = _load(os.fspath(peer_key))[0]
     if listens:
-        return Keys(public, own, knows=_Folder(os.fspath(peer)).knows)
-    return Keys(public, own, listener=_load(os.fspath(peer))[0])
+        return Keys(public, own, knows=partial(_same, other=other))
+    return Keys(public, own, listener=other)
 
 
 def keygen(folder: str, name: str) -> tuple[str, str]:

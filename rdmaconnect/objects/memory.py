@@ -10,18 +10,19 @@ import contextlib
 import ctypes
 import errno
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import verbs
 from ..abi import AccessFlags, AdviseMrAdvice, ReregMrFlags, ibv_sge
 from ..agreement.endpoint import RemoteRegion
 from ..errors import HINTS, VerbsError
 from . import buffers
+from .buffer_like import BufferLike
 from .context import Context
 from .fields import bits, put
 from .owned import Owned, exclusive, open_here
 
-__all__ = ["FULL_ACCESS", "MR", "PD", "Dmabuf", "Sge"]
+__all__ = ["FULL_ACCESS", "MR", "PD", "Dmabuf", "MemoryLike", "Sge"]
 
 #: what a peer may do unless told otherwise
 FULL_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
@@ -70,6 +71,10 @@ class Dmabuf:
     offset: int = 0
 
 
+#: what can be registered: anything with a buffer, a pair (address, length in bytes), or memory behind a dma-buf
+MemoryLike: TypeAlias = BufferLike | tuple[int, int] | Dmabuf
+
+
 class PD(Owned):
     """A protection domain.
 
@@ -94,7 +99,7 @@ class PD(Owned):
         """The protection domain that the kernel knows: this one, or for a parent domain the one that it stands for."""
         return self
 
-    def register(self, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> MR:
+    def register(self, buffer: MemoryLike, access: AccessFlags | None = None, *, iova: int | None = None) -> MR:
         """Register a buffer; see :class:`MR`."""
         return MR(self, buffer, access, iova=iova)
 
@@ -134,7 +139,9 @@ class MR(Owned):
     Source: ibv_reg_mr(3).
     """
 
-    def __init__(self, pd: PD, buffer: Any, access: AccessFlags | None = None, *, iova: int | None = None) -> None:
+    def __init__(
+        self, pd: PD, buffer: MemoryLike, access: AccessFlags | None = None, *, iova: int | None = None
+    ) -> None:
         held, access = _memory(buffer, access)
         #: the memory that the device may use: more than one buffer after a registration anew that failed
         self._held = [held]

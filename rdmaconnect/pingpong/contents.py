@@ -64,6 +64,11 @@ class Buffer:
         self.view = self.landing[:size]
         self.mr: MR | None = conn.register(self.view) if size else None
 
+    @property
+    def data(self) -> MR | memoryview:
+        """What is transferred without a copy; of an empty payload nothing."""
+        return self.view if self.mr is None else self.mr
+
     def fill(self, iteration: int) -> None:
         """Make it the payload of an iteration."""
         start, view = iteration % _PERIOD, self.view

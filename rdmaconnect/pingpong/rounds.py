@@ -51,7 +51,7 @@ def ping(
     Filling and checking the payload is not in it.
 
     Args:
-        conn: connected to a peer that runs :func:`echo`; or all connections of one ``connect(count=N)``,
+        conn: connected to a peer that runs :func:`echo`; or all connections of one ``connect_many``,
             which are used in turn.
         op: ``"send"``; ``"write"``: RDMA writes, seen by polling memory; ``"write_imm"``: RDMA writes with
             immediate, seen by their completions; ``"read"``: RDMA reads, a round trip is one.

@@ -57,10 +57,8 @@ def _told(conn: Connection, iteration: int, deadline_s: float | None) -> None:
 
 
 def _send(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: float | None) -> Turn:
-    data: Any = out.mr or b""
-
     def turn(i: int) -> int:
-        conn.send(data, deadline_s=deadline_s)
+        conn.send(out.data, deadline_s=deadline_s)
         return _receive(conn, back, i, deadline_s)
 
     return turn
@@ -68,7 +66,7 @@ def _send(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: 
 
 def _write(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: float | None) -> Turn:
     def turn(i: int) -> int:
-        conn.write(out.mr, region, deadline_s=deadline_s)
+        conn.write(out.data, region, deadline_s=deadline_s)
         _see(conn, back, i, deadline_s)
         return back.size
 
@@ -77,7 +75,7 @@ def _write(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s:
 
 def _write_imm(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: float | None) -> Turn:
     def turn(i: int) -> int:
-        conn.write(out.mr, region, imm=i & _IMM, deadline_s=deadline_s)
+        conn.write(out.data, region, imm=i & _IMM, deadline_s=deadline_s)
         _told(conn, i, deadline_s)
         return back.size
 
@@ -86,7 +84,7 @@ def _write_imm(conn: Connection, out: Buffer, back: Buffer, region: Any, deadlin
 
 def _read(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: float | None) -> Turn:
     def turn(i: int) -> int:
-        conn.read(region, into=back.mr, deadline_s=deadline_s)
+        conn.read_into(back.data, region, deadline_s=deadline_s)
         return back.size
 
     return turn
@@ -96,12 +94,10 @@ def _read(conn: Connection, out: Buffer, back: Buffer, region: Any, deadline_s: 
 
 
 def _send_back(conn: Connection, buffer: Buffer, region: Any, deadline_s: float | None) -> Turn:
-    whole: Any = buffer.mr or b""
-
     def turn(i: int) -> int:
         length = _receive(conn, buffer, i, deadline_s)
         # a wrong one goes back too: both sides shall see it
-        conn.send(whole if length == buffer.size else bytes(buffer.landing[:length]), deadline_s=deadline_s)
+        conn.send(buffer.data if length == buffer.size else bytes(buffer.landing[:length]), deadline_s=deadline_s)
         buffer.check(i, length)
         return length
 
@@ -112,7 +108,7 @@ def _write_back(conn: Connection, buffer: Buffer, region: Any, deadline_s: float
     def turn(i: int) -> int:
         _see(conn, buffer, i, deadline_s)
         buffer.check(i)  # before it goes back: then the next may overwrite it
-        conn.write(buffer.mr, region, deadline_s=deadline_s)
+        conn.write(buffer.data, region, deadline_s=deadline_s)
         return buffer.size
 
     return turn
@@ -122,7 +118,7 @@ def _write_imm_back(conn: Connection, buffer: Buffer, region: Any, deadline_s: f
     def turn(i: int) -> int:
         _told(conn, i, deadline_s)
         buffer.check(i)
-        conn.write(buffer.mr, region, imm=i & _IMM, deadline_s=deadline_s)
+        conn.write(buffer.data, region, imm=i & _IMM, deadline_s=deadline_s)
         return buffer.size
 
     return turn

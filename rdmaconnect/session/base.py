@@ -13,6 +13,7 @@ from ..agreement.endpoint import Endpoint, RemoteRegion
 from ..agreement.path import Path
 from ..errors import PeerClosed, RdmaConnectError, StateError
 from ..objects.address import AddressHandle, UdAddress
+from ..objects.memory import MR
 from ..objects.owned import together
 from ..runtime.procedure import Call, Procedure
 from ..runtime.workers import here
@@ -42,21 +43,13 @@ class Established:
 
 
 class BaseConnection(DataPath):
-    """One queue pair connected to one peer.
-
-    Attributes:
-        local, peer: the two ends.
-        path: what was agreed on; ``path.why`` says it in words.
-        remote: the peer's named regions, name -> :class:`RemoteRegion`.
-        regions: this end's named regions, name -> :class:`MR`.
-        private_data: what the peer's application gave to ``connect`` or ``listen``.
-        max_send_size: bytes of the longest message that can be sent.
-        ah: for UD, the address handle that leads to the peer; None else.
-        connect_s: seconds from the first call until the connection stood.
-    """
+    """One queue pair connected to one peer; :class:`~rdmaconnect.Connection` tells of its attributes."""
 
     #: polls before a wait sleeps, at most: an event loop has other things to do
     MOST_SPIN = 2**31
+    private_data: bytes
+    regions: Mapping[str, MR]
+    connect_s: float
 
     def __init__(self, prepared: Prepared, transceiver: Transceiver, established: Established) -> None:
         prepared.lend()

@@ -9,9 +9,8 @@ choice of ports does not carry, the procedure is told again with the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, overload
 
 from ..abi import QpType
 from ..agreement.candidates import Candidate
@@ -32,52 +31,37 @@ from .outgoing import Outgoing
 from .ports import rank_ports
 from .prepared import Prepared, bring_up, close_handles
 from .probe import prove
-from .terms import Terms, check_count, make_terms
+from .terms import ConnectOptions, Terms, Unpack, check_count, make_deadline, make_terms
 from .trace import Trace
 
-__all__ = ["aconnect", "connect", "find_ports", "look_up", "one_way", "patience_ms", "prepare", "raise_ends"]
+__all__ = [
+    "aconnect",
+    "aconnect_many",
+    "connect",
+    "connect_many",
+    "find_ports",
+    "look_up",
+    "one_way",
+    "patience_ms",
+    "prepare",
+    "raise_ends",
+]
 
 
-@overload
-def connect(peer: str, *, count: None = None, **arguments: Any) -> Connection: ...
-@overload
-def connect(peer: str, *, count: int, **arguments: Any) -> list[Connection]: ...
-def connect(
-    peer: str,
-    *,
-    qp_type: str | QpType = "RC",
-    count: int | None = None,
-    deadline_s: float | None = 30,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    via: Connection | None = None,
-    secret: str | bytes | None = None,
-    key: str | None = None,
-    peer_key: str | None = None,
-    **options: Any,
-) -> Connection | list[Connection]:
-    """Connect a queue pair, or many, to a listening peer.
+def connect(peer: str, *, via: Connection | None = None, **options: Unpack[ConnectOptions]) -> Connection:
+    """Connect a queue pair to a listening peer.
 
     The peer may start later: it is tried again until the deadline. Where the first choice of ports
     does not carry, the others are tried.
 
     Args:
         peer: ``"host"``, ``"host:port"`` (port 18515 by default) or a ``tcp://`` url.
-        qp_type: ``"RC"``, ``"UC"`` or ``"UD"``.
-        count: how many connections to make in one exchange, 1 to 4096; then a list is returned. They
-            share the protection domain, the completion queue and its channel.
-        deadline_s: seconds for all of it, or None to wait for ever.
-        regions: named memory that the peer may use: name -> anything with a buffer.
-        private_data: for the peer's application, at most 4096 bytes.
         via: for UD, a connection whose queue pair is used for this peer too.
-        secret: the shared secret that protects the exchange; by default RDMACONNECT_SECRET of the
-            environment, if set.
-        key, peer_key: instead, this side's ``.key_secret`` file and the listener's ``.key`` file.
-        **options: see :class:`Options`: ``device``, ``port_num``, ``gid_index``, ``path_mtu``, ...
+        **options: see :class:`ConnectOptions` and, for ``device``, ``gid_index``, ``path_mtu`` and all others that
+            ``listen`` takes too, :class:`Options`.
 
     Returns:
-        The :class:`Connection`, its queue pair in RTS and its data path proven; a list of them if
-        ``count`` was given.
+        The connection, its queue pair in RTS and its data path proven.
 
     Raises:
         ValueError, TypeError: an argument that cannot be meant.
@@ -89,46 +73,54 @@ def connect(
         RemoteProtocolError: what listens there is not rdmaconnect, or of another version.
         ConnectTimeout: the deadline passed; says at which stage.
     """
-    terms = make_terms(
-        qp_type, options, regions, private_data, listens=False, secret=secret, key=key, peer_key=peer_key
-    )
-    library()  # without it there is nothing to wait for, on any system
-    procedure = connect_procedure(
-        Connection, peer, terms, check_count(count), Deadline(deadline_s, ConnectTimeout), via
-    )
-    made = run_apart(procedure, close_all)
-    return made if count is not None else made[0]
+    return _connect(peer, 1, options, via)[0]
 
 
-@overload
-async def aconnect(peer: str, *, count: None = None, **arguments: Any) -> AsyncConnection: ...
-@overload
-async def aconnect(peer: str, *, count: int, **arguments: Any) -> list[AsyncConnection]: ...
+def connect_many(peer: str, count: int, **options: Unpack[ConnectOptions]) -> list[Connection]:
+    """Connect many queue pairs to a listening peer, in one exchange.
+
+    They share the protection domain, the completion queue and its channel.
+
+    Args:
+        peer: as for :func:`connect`.
+        count: how many, 1 to 4096.
+        **options: as for :func:`connect`.
+
+    Returns:
+        That many connections, as :func:`connect` gives one.
+
+    Raises:
+        ValueError, TypeError, RdmaConnectError: as :func:`connect`; then there is none.
+    """
+    return _connect(peer, check_count(count), options)
+
+
 async def aconnect(
-    peer: str,
-    *,
-    qp_type: str | QpType = "RC",
-    count: int | None = None,
-    deadline_s: float | None = 30,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    via: AsyncConnection | None = None,
-    secret: str | bytes | None = None,
-    key: str | None = None,
-    peer_key: str | None = None,
-    **options: Any,
-) -> AsyncConnection | list[AsyncConnection]:
-    """The same as :func:`connect` for asyncio; gives :class:`AsyncConnection`. Nothing blocks the event loop."""
-    deadline = Deadline(deadline_s, ConnectTimeout)
+    peer: str, *, via: AsyncConnection | None = None, **options: Unpack[ConnectOptions]
+) -> AsyncConnection:
+    """The same as :func:`connect` for asyncio; gives an :class:`AsyncConnection`. Nothing blocks the event loop."""
+    return (await _aconnect(peer, 1, options, via))[0]
+
+
+async def aconnect_many(peer: str, count: int, **options: Unpack[ConnectOptions]) -> list[AsyncConnection]:
+    """The same as :func:`connect_many` for asyncio; gives :class:`AsyncConnection`."""
+    return await _aconnect(peer, check_count(count), options)
+
+
+def _connect(peer: str, count: int, options: ConnectOptions, via: Connection | None = None) -> list[Connection]:
+    terms = make_terms(options)
+    library()  # without it there is nothing to wait for, on any system
+    procedure = connect_procedure(Connection, peer, terms, count, make_deadline(options), via)
+    return run_apart(procedure, close_all)
+
+
+async def _aconnect(
+    peer: str, count: int, options: ConnectOptions, via: AsyncConnection | None = None
+) -> list[AsyncConnection]:
+    deadline = make_deadline(options)
     # a secret takes a while to be made into keys, and key files to be read
-    terms = await call_apart(
-        partial(
-            make_terms, qp_type, options, regions, private_data, listens=False, secret=secret, key=key,
-            peer_key=peer_key,
-        )
-    )  # fmt: skip
-    made = await arun(connect_procedure(AsyncConnection, peer, terms, check_count(count), deadline, via))
-    return made if count is not None else made[0]
+    terms = await call_apart(partial(make_terms, options))
+    return await arun(connect_procedure(AsyncConnection, peer, terms, count, deadline, via))
 
 
 # ---- what both fronts share

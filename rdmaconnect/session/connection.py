@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any
 
 from ..abi import AccessFlags
 from ..agreement.endpoint import RemoteRegion
-from ..objects.memory import MR
+from ..objects.buffer_like import BufferLike
+from ..objects.memory import MR, MemoryLike
 from ..runtime.procedure import arun, run, run_apart
 from .base import BaseConnection
 
@@ -19,9 +19,23 @@ class Connection(BaseConnection):
 
     Messages keep their boundaries and, over RC and UC, their order. Any thread may use it. Every
     blocking call takes ``deadline_s``: seconds, or None to wait for ever.
+
+    Attributes:
+        local, peer: the two ends, each an :class:`Endpoint`.
+        path: what was agreed on, a :class:`Path`; ``path.why`` says it in words.
+        remote: the peer's named regions, name -> :class:`RemoteRegion`.
+        regions: this end's named regions, name -> :class:`MR`.
+        private_data: what the peer's application gave to ``connect`` or ``listen``, at most 4096 bytes.
+        max_send_size: bytes of the longest message that can be sent.
+        ah: for UD, the address handle that leads to the peer; None else.
+        connect_s: seconds from the first call until the connection stood.
+        trace: each stage of the handshake with its time, of both ends, as :class:`Mark`.
+        closed: whether this side was closed.
+        lost: why the connection is of no more use, an error, or None.
+        MOST_SPIN: polls before a wait sleeps, at most, whatever ``spin`` says.
     """
 
-    def send(self, data: Any, *, deadline_s: float | None = 30) -> None:
+    def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
         """Send one message; over RC, wait until the peer's device has it.
 
         Over UC and UD it returns when the device has sent it: what the peer has no receive for, or the
@@ -58,7 +72,7 @@ class Connection(BaseConnection):
         """
         return run(self._recv(deadline_s))
 
-    def recv_into(self, buffer: Any, *, deadline_s: float | None = 30) -> int:
+    def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """The next message, into a writable buffer.
 
         Args:
@@ -77,7 +91,7 @@ class Connection(BaseConnection):
 
     def write(
         self,
-        data: Any,
+        data: BufferLike | MR,
         region: RemoteRegion | str,
         *,
         offset: int = 0,
@@ -132,33 +146,60 @@ class Connection(BaseConnection):
         length: int | None = None,
         *,
         offset: int = 0,
-        into: Any = None,
         deadline_s: float | None = 30,
-    ) -> bytes | None:
+    ) -> bytes:
         """Read from the peer's memory. The peer is not told.
 
         Args:
-            region: where from; a name out of ``remote``, or a region that the peer sent.
-            length: bytes; by default as many as ``into`` or the region has.
+            region: where from; the name of one of ``remote``, or a region that the peer sent.
+            length: bytes; by default all from ``offset`` to the region's end.
             offset: bytes from the region's start.
-            into: a writable buffer, array or tensor, or an :class:`MR`, filled without a copy; else bytes are
-                returned.
             deadline_s: seconds.
 
         Returns:
-            The bytes, or None if ``into`` was given.
+            The bytes.
 
         Raises:
-            ValueError: outside of the region, or ``into`` is read-only, shorter than ``length``, or an :class:`MR`
-                of another connection.
+            ValueError: outside of the region.
             StateError: closed, or not RC, the only type with RDMA read.
             KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
         """
-        return run(self._read(region, length, offset, into, deadline_s))
+        return run(self._read(region, length, offset, deadline_s))
 
-    def register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+    def read_into(
+        self,
+        buffer: BufferLike | MR,
+        region: RemoteRegion | str,
+        length: int | None = None,
+        *,
+        offset: int = 0,
+        deadline_s: float | None = 30,
+    ) -> int:
+        """Read from the peer's memory into a writable buffer, without a copy. The peer is not told.
+
+        Args:
+            buffer: bytes-like, an array or a tensor, writable, or an :class:`MR` of this connection; it is filled
+                from its start.
+            region: where from, as for :meth:`read`.
+            length: bytes; by default as many as the buffer has.
+            offset: bytes from the region's start.
+            deadline_s: seconds.
+
+        Returns:
+            How many bytes were read: ``length``.
+
+        Raises:
+            ValueError: outside of the region, or the buffer is read-only, shorter than ``length``, or an :class:`MR`
+                of another connection.
+            StateError, KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`read`.
+
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
+        """
+        return run(self._read_into(buffer, region, length, offset, deadline_s))
+
+    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
         """Register memory on this connection's protection domain.
 
         ``mr.region.to_bytes()`` is what the peer needs to write or read it. It is closed with the last
@@ -210,15 +251,15 @@ class Connection(BaseConnection):
 
 
 class AsyncConnection(BaseConnection):
-    """The same for asyncio. Made by ``aconnect``, ``ameet`` and ``AsyncListener.accept``.
+    """The same as :class:`Connection` for asyncio. Made by ``aconnect``, ``ameet`` and ``AsyncListener.accept``.
 
-    Arguments, results and errors are those of :class:`Connection`; nothing blocks the event loop.
+    Attributes, arguments, results and errors are those of :class:`Connection`; nothing blocks the event loop.
     Cancelling a call loses no message; what was posted may still be sent.
     """
 
     MOST_SPIN = 16
 
-    async def send(self, data: Any, *, deadline_s: float | None = 30) -> None:
+    async def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Connection.send`."""
         await arun(self._send(data, deadline_s))
 
@@ -226,13 +267,13 @@ class AsyncConnection(BaseConnection):
         """See :meth:`Connection.recv`."""
         return await arun(self._recv(deadline_s))
 
-    async def recv_into(self, buffer: Any, *, deadline_s: float | None = 30) -> int:
+    async def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """See :meth:`Connection.recv_into`."""
         return await arun(self._recv_into(buffer, deadline_s))
 
     async def write(
         self,
-        data: Any,
+        data: BufferLike | MR,
         region: RemoteRegion | str,
         *,
         offset: int = 0,
@@ -252,13 +293,24 @@ class AsyncConnection(BaseConnection):
         length: int | None = None,
         *,
         offset: int = 0,
-        into: Any = None,
         deadline_s: float | None = 30,
-    ) -> bytes | None:
+    ) -> bytes:
         """See :meth:`Connection.read`."""
-        return await arun(self._read(region, length, offset, into, deadline_s))
+        return await arun(self._read(region, length, offset, deadline_s))
 
-    def register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+    async def read_into(
+        self,
+        buffer: BufferLike | MR,
+        region: RemoteRegion | str,
+        length: int | None = None,
+        *,
+        offset: int = 0,
+        deadline_s: float | None = 30,
+    ) -> int:
+        """See :meth:`Connection.read_into`."""
+        return await arun(self._read_into(buffer, region, length, offset, deadline_s))
+
+    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
         """See :meth:`Connection.register`."""
         return self._register(buffer, access)
 

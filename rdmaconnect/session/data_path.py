@@ -14,8 +14,9 @@ from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from ..agreement.path import Path
 from ..errors import CompletionError, PeerClosed, RdmaConnectError, StateError
 from ..objects.address import AddressHandle, UdAddress
+from ..objects.buffer_like import BufferLike
 from ..objects.buffers import Buffer, hold
-from ..objects.memory import MR
+from ..objects.memory import MR, MemoryLike
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure, Wait
 from .conversation import Conversation
@@ -74,7 +75,7 @@ class DataPath:
 
     # ---- procedures
 
-    def _send(self, data: Any, deadline_s: float | None) -> Procedure[None]:
+    def _send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[None]:
         deadline = Deadline(deadline_s)
         with _held(data) as source:
             length = source.length
@@ -99,7 +100,7 @@ class DataPath:
         finally:
             self._transceiver.repost(slot)
 
-    def _recv_into(self, buffer: Any, deadline_s: float | None) -> Procedure[int]:
+    def _recv_into(self, buffer: BufferLike, deadline_s: float | None) -> Procedure[int]:
         with hold(buffer) as target:
             if target.readonly:
                 raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
@@ -114,7 +115,12 @@ class DataPath:
             return length
 
     def _write(
-        self, data: Any, region: RemoteRegion | str, offset: int, deadline_s: float | None, imm: int | None = None
+        self,
+        data: BufferLike | MR,
+        region: RemoteRegion | str,
+        offset: int,
+        deadline_s: float | None,
+        imm: int | None = None,
     ) -> Procedure[None]:
         deadline = Deadline(deadline_s)
         self._need("RDMA write", QpType.RC, QpType.UC)
@@ -139,28 +145,40 @@ class DataPath:
         return imm
 
     def _read(
-        self, region: RemoteRegion | str, length: int | None, offset: int, into: Any, deadline_s: float | None
-    ) -> Procedure[bytes | None]:
-        deadline = Deadline(deadline_s)
+        self, region: RemoteRegion | str, length: int | None, offset: int, deadline_s: float | None
+    ) -> Procedure[bytes]:
         self._need("RDMA read", QpType.RC)
         whole = self._region(region)
-        room = None if into is None else _room(into)
-        if length is None:
-            length = whole.length - offset if room is None else room
-        source = whole.slice(offset, length)
-        if room is not None and length > room:
+        source = whole.slice(offset, whole.length - offset if length is None else length)
+        target = bytearray(source.length)
+        yield from self._read_into(target, source, source.length, 0, deadline_s)
+        return bytes(target)
+
+    def _read_into(
+        self,
+        buffer: BufferLike | MR,
+        region: RemoteRegion | str,
+        length: int | None,
+        offset: int,
+        deadline_s: float | None,
+    ) -> Procedure[int]:
+        deadline = Deadline(deadline_s)
+        self._need("RDMA read", QpType.RC)
+        room = _room(buffer)
+        length = room if length is None else length
+        source = self._region(region).slice(offset, length)
+        if length > room:
             raise ValueError(f"read {length} bytes: the buffer has {room}")
-        target: Any = bytearray(length) if into is None else into
         if length:
             doing = f"read {length} bytes"
-            if isinstance(target, MR):
-                mr, release = self._mine(target, doing), _nothing
+            if isinstance(buffer, MR):
+                mr, release = self._mine(buffer, doing), _nothing
             else:
-                mr = self._register(target, AccessFlags.LOCAL_WRITE)
+                mr = self._register(buffer, AccessFlags.LOCAL_WRITE)
                 release = mr.close
             place = (mr.addr, length, mr.lkey)
             yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, doing, source)
-        return bytes(target) if into is None else None
+        return length
 
     def _need(self, what: str, *types: QpType) -> None:
         self._check_open()
@@ -175,7 +193,7 @@ class DataPath:
             raise KeyError(f"the peer has no region {region!r}; it has {', '.join(sorted(self.remote)) or 'none'}")
         return self.remote[region]
 
-    def _register(self, buffer: Any, access: AccessFlags | None = None) -> MR:
+    def _register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
         self._check_open()
         return MR(self._engine.pd, buffer, access)
 
@@ -336,12 +354,12 @@ class DataPath:
         return error
 
 
-def _held(data: Any) -> AbstractContextManager[MR | Buffer]:
+def _held(data: BufferLike | MR) -> AbstractContextManager[MR | Buffer]:
     """The memory of what is to be sent; who gives an MR goes on to hold it."""
     return nullcontext(data) if isinstance(data, MR) else hold(data)
 
 
-def _room(into: Any) -> int:
+def _room(into: BufferLike | MR) -> int:
     with _held(into) as target:
         if isinstance(target, Buffer) and target.readonly:
             raise ValueError(f"read into a read-only {type(into).__name__}: give a writable one")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ..errors import StateError
 from ..exchange.url import tcp_url
 from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
@@ -14,13 +15,21 @@ from .admission import MAX_HALF_OPEN, MAX_QPS
 from .connection import AsyncConnection, Connection
 from .listening import BaseListener
 from .ports import rank_ports
-from .terms import Terms, make_terms, parse_qp_type
+from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_type
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
 
 class Listener(BaseListener[Connection]):
-    """Takes connections on one address. Made by :func:`listen`; a context manager."""
+    """Takes connections on one address. Made by :func:`listen`; a context manager.
+
+    ``for conn in listener`` gives its connections as they come, for as long as the listener is open.
+
+    Attributes:
+        url: the address bound, with the real port.
+        port: the TCP port of it.
+        closed: whether it was closed.
+    """
 
     front = Connection
 
@@ -46,6 +55,16 @@ class Listener(BaseListener[Connection]):
         """Stop listening; connections that were accepted live on. Twice is fine."""
         run_apart(self._closing())
 
+    def __iter__(self) -> Iterator[Connection]:
+        while not self._closed:
+            try:
+                connection = self.accept(deadline_s=None)
+            except StateError:
+                if self._closed:  # while it waited
+                    return
+                raise
+            yield connection
+
     def __enter__(self) -> Listener:
         return self
 
@@ -56,7 +75,7 @@ class Listener(BaseListener[Connection]):
 
 
 class AsyncListener(BaseListener[AsyncConnection]):
-    """The same for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
+    """The same as :class:`Listener` for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
 
     front = AsyncConnection
 
@@ -70,7 +89,13 @@ class AsyncListener(BaseListener[AsyncConnection]):
 
     async def __aiter__(self) -> AsyncIterator[AsyncConnection]:
         while not self._closed:
-            yield await self.accept(deadline_s=None)
+            try:
+                connection = await self.accept(deadline_s=None)
+            except StateError:
+                if self._closed:  # while it waited
+                    return
+                raise
+            yield connection
 
     async def __aenter__(self) -> AsyncListener:
         return self
@@ -84,20 +109,13 @@ class AsyncListener(BaseListener[AsyncConnection]):
 L = TypeVar("L", Listener, AsyncListener)
 
 
-def _open(
-    kind: type[L],
-    address: str,
-    qp_types: Collection[str],
-    share_ud: bool,
-    max_half_open: int,
-    max_qps: int,
-    make: Callable[[], Terms],
-) -> L:
-    terms = make()
-    types = [parse_qp_type(name) for name in qp_types]
+def _open(kind: type[L], address: str, options: ListenOptions) -> L:
+    terms = make_terms(options, ListenOptions, listens=True)
+    types = [parse_qp_type(name) for name in options.get("qp_types", CONNECTABLE)]
     url = tcp_url(address, bind=True)
     rank_ports(terms.options)  # better now than when the first connector asks
-    return kind(url, terms, types, share_ud, max_half_open, max_qps)
+    room = options.get("max_half_open", MAX_HALF_OPEN), options.get("max_qps", MAX_QPS)
+    return kind(url, terms, types, options.get("share_ud", False), *room)
 
 
 def _call(function: Callable[[], Listener]) -> Procedure[Listener]:
@@ -105,20 +123,7 @@ def _call(function: Callable[[], Listener]) -> Procedure[Listener]:
     return listener
 
 
-def listen(
-    address: str = "*",
-    *,
-    qp_types: Collection[str] = ("RC", "UC", "UD"),
-    share_ud: bool = False,
-    max_half_open: int = MAX_HALF_OPEN,
-    max_qps: int = MAX_QPS,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    secret: str | bytes | None = None,
-    key: str | None = None,
-    peer_key: str | None = None,
-    **options: Any,
-) -> Listener:
+def listen(address: str = "*", **options: Unpack[ListenOptions]) -> Listener:
     """Listen for connectors.
 
     They are connected as they come, whether ``accept`` is called or not, and wait there like TCP connections
@@ -127,17 +132,7 @@ def listen(
     Args:
         address: ``"*"`` for all addresses, ``"host"``, ``"host:port"`` or a ``tcp://`` url. The port
             defaults to 18515; 0 takes a free one, see ``Listener.url``.
-        qp_types: the types that a connector may ask for.
-        share_ud: whether one queue pair serves all UD peers.
-        max_half_open: connections that may be under way, or made and not yet accepted; a connector beyond them
-            is told to try again, and does so until its own deadline.
-        max_qps: the same for the queue pairs of all of them.
-        regions: named memory that every peer may use: name -> anything with a buffer.
-        private_data: for each peer's application, at most 4096 bytes.
-        secret: the shared secret that protects the exchange; by default RDMACONNECT_SECRET of the
-            environment, if set.
-        key, peer_key: instead, this side's ``.key_secret`` file and the folder of the connectors' ``.key`` files.
-        **options: see :class:`Options`.
+        **options: see :class:`ListenOptions` and, for all that ``connect`` takes too, :class:`Options`.
 
     Returns:
         The listener; connectors are taken from now on.
@@ -147,30 +142,10 @@ def listen(
         OSError: the address is taken or not one of this host.
         DeviceError, LibraryError, VerbsError: this host has no usable RDMA device.
     """
-    make = partial(
-        make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
-    )
     library()
-    opening = partial(_open, Listener, address, qp_types, share_ud, max_half_open, max_qps, make)
-    return run_apart(_call(opening), Listener._close)
+    return run_apart(_call(partial(_open, Listener, address, options)), Listener._close)
 
 
-async def alisten(
-    address: str = "*",
-    *,
-    qp_types: Collection[str] = ("RC", "UC", "UD"),
-    share_ud: bool = False,
-    max_half_open: int = MAX_HALF_OPEN,
-    max_qps: int = MAX_QPS,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    secret: str | bytes | None = None,
-    key: str | None = None,
-    peer_key: str | None = None,
-    **options: Any,
-) -> AsyncListener:
+async def alisten(address: str = "*", **options: Unpack[ListenOptions]) -> AsyncListener:
     """The same as :func:`listen` for asyncio; gives an :class:`AsyncListener`."""
-    make = partial(
-        make_terms, "RC", options, regions, private_data, listens=True, secret=secret, key=key, peer_key=peer_key
-    )
-    return await call_apart(partial(_open, AsyncListener, address, qp_types, share_ud, max_half_open, max_qps, make))
+    return await call_apart(partial(_open, AsyncListener, address, options))

@@ -48,11 +48,7 @@ SILENT_S = 6.0
 
 
 class BaseListener(Generic[M]):
-    """What both listeners are: connectors come in, and are taken as far as they get.
-
-    Attributes:
-        url: the address bound, with the real port.
-    """
+    """What both listeners are: connectors come in, and are taken as far as they get."""
 
     front: type[BaseConnection]
 
@@ -87,7 +83,7 @@ class BaseListener(Generic[M]):
         if terms.keys is None and not self._local:
             logging.getLogger("rdmaconnect").warning(
                 "listening on %s without protection: whoever reaches it can connect. "
-                "Give secret= (or RDMACONNECT_SECRET), or key= and peer_key=.", self.url,
+                "Give secret= (or RDMACONNECT_SECRET), or key= and peer_keys=.", self.url,
             )  # fmt: skip
         self._acceptor.start()
 

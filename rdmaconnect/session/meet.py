@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..abi import QpType
 from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerClosed, RdmaConnectError, StateError
 from ..exchange.acceptor import Acceptor
@@ -31,23 +29,13 @@ from .incoming import LOOK_S, Incoming
 from .outgoing import Outgoing
 from .prepared import Prepared
 from .probe import prove
-from .terms import Terms, make_terms
+from .terms import ConnectOptions, Terms, Unpack, make_deadline, make_terms
 from .trace import Trace
 
 __all__ = ["ameet", "meet"]
 
 
-def meet(
-    local: str,
-    peer: str,
-    *,
-    qp_type: str | QpType = "RC",
-    deadline_s: float | None = 30,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    secret: str | bytes | None = None,
-    **options: Any,
-) -> Connection:
+def meet(local: str, peer: str, **options: Unpack[ConnectOptions]) -> Connection:
     """Connect two sides that are alike: each listens, and calls the other.
 
     They may start at the same time or one after the other; of the two calls one is dropped, by a rule
@@ -56,10 +44,7 @@ def meet(
     Args:
         local: where this side listens, as for ``listen``.
         peer: where the other side does, as for ``connect``.
-        qp_type: ``"RC"``, ``"UC"`` or ``"UD"``, the same on both.
-        deadline_s: seconds for all of it, or None to wait for ever.
-        regions, private_data, secret: as for ``connect``.
-        **options: see :class:`Options`.
+        **options: as for ``connect``; the ``qp_type`` must be the same on both.
 
     Returns:
         The connection, its queue pair in RTS and its data path proven.
@@ -68,43 +53,26 @@ def meet(
         OSError: the local address is taken or not one of this host.
         RdmaConnectError, ValueError, TypeError: as ``connect`` and ``listen``.
     """
-    terms = _terms(qp_type, options, regions, private_data, secret)
+    terms = _terms(options)
     library()
-    return run_apart(_procedure(Connection, local, peer, *terms, deadline_s), Connection._close)
+    return run_apart(_procedure(Connection, local, peer, *terms, make_deadline(options)), Connection._close)
 
 
-async def ameet(
-    local: str,
-    peer: str,
-    *,
-    qp_type: str | QpType = "RC",
-    deadline_s: float | None = 30,
-    regions: Mapping[str, Any] | None = None,
-    private_data: bytes = b"",
-    secret: str | bytes | None = None,
-    **options: Any,
-) -> AsyncConnection:
+async def ameet(local: str, peer: str, **options: Unpack[ConnectOptions]) -> AsyncConnection:
     """The same as :func:`meet` for asyncio; gives an :class:`AsyncConnection`."""
-    terms = await call_apart(partial(_terms, qp_type, options, regions, private_data, secret))
-    return await arun(_procedure(AsyncConnection, local, peer, *terms, deadline_s))
+    deadline = make_deadline(options)
+    terms = await call_apart(partial(_terms, options))
+    return await arun(_procedure(AsyncConnection, local, peer, *terms, deadline))
 
 
-def _terms(
-    qp_type: str | QpType,
-    options: Mapping[str, Any],
-    regions: Mapping[str, Any] | None,
-    private_data: bytes,
-    secret: str | bytes | None,
-) -> tuple[Terms, Terms]:
+def _terms(options: ConnectOptions) -> tuple[Terms, Terms]:
     """What is asked for as the caller, and as the one who is called: they differ in their keys."""
-    make = partial(make_terms, qp_type, options, regions, private_data, secret=secret, key=None, peer_key=None)
-    return make(listens=False), make(listens=True)
+    return make_terms(options), make_terms(options, listens=True)
 
 
 def _procedure(
-    front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline_s: float | None
+    front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline: Deadline
 ) -> Procedure[M]:
-    deadline = Deadline(deadline_s, ConnectTimeout)
     url = tcp_url(peer)
     trace = Trace(Role.CONNECTOR, deadline)
     meeting = _Meeting(front, called, tcp_url(local, bind=True))

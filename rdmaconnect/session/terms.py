@@ -1,17 +1,102 @@
-"""What a caller asked for, checked before anything is done."""
+"""What a caller asks for: the keywords of all calls that connect or listen, and their check before anything is done."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import difflib
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 from ..abi import QpType
-from ..agreement.endpoint import Options
+from ..agreement.endpoint import Options, OptionsDict
+from ..errors import ConnectTimeout
 from ..exchange.curve import Keys, keys_for
+from ..objects.memory import MemoryLike
 from ..protocol.codec import MAX_QPS, check_names
+from ..runtime.deadline import Deadline
 
-__all__ = ["Terms", "check_count", "make_terms", "parse_qp_type"]
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+else:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "CONNECTABLE",
+    "BaseOptions",
+    "ConnectOptions",
+    "ListenOptions",
+    "QpTypeName",
+    "Terms",
+    "Unpack",
+    "check_count",
+    "make_deadline",
+    "make_terms",
+    "parse_qp_type",
+]
+
+#: the types that can be connected
+CONNECTABLE = (QpType.RC, QpType.UC, QpType.UD)
+#: and their names
+QpTypeName: TypeAlias = Literal["RC", "UC", "UD"]
+
+
+class BaseOptions(OptionsDict, total=False):
+    """The keywords of all calls that connect or listen: the fields of :class:`Options`, and these.
+
+    Args:
+        options: an :class:`Options` to begin with, by default ``Options()``. A field that is given by keyword
+            besides takes the place of its own.
+        regions: named memory that every peer may use: name -> anything with a buffer.
+        private_data: for the peer's application, at most 4096 bytes.
+        secret: the shared secret that protects the exchange, at least 16 bytes; by default RDMACONNECT_SECRET of
+            the environment, if set.
+        key: instead, this side's own key file, ending in ``.key_secret``.
+    """
+
+    options: Options | None
+    regions: Mapping[str, MemoryLike] | None
+    private_data: bytes
+    secret: str | bytes | None
+    key: str | os.PathLike[str] | None
+
+
+class ConnectOptions(BaseOptions, total=False):
+    """The keywords of ``connect``, ``connect_many``, ``meet`` and their asyncio twins.
+
+    They are those of :class:`BaseOptions`, the fields of :class:`Options` among them, and these.
+
+    Args:
+        qp_type: ``"RC"``, ``"UC"`` or ``"UD"``, or a :class:`QpType`; RC by default.
+        deadline_s: seconds for all of it, 30 by default, or None to wait for ever.
+        peer_key: with ``key``: the peer's key file, ending in ``.key``.
+    """
+
+    qp_type: QpTypeName | QpType
+    deadline_s: float | None
+    peer_key: str | os.PathLike[str] | None
+
+
+class ListenOptions(BaseOptions, total=False):
+    """The keywords of ``listen`` and ``alisten``.
+
+    They are those of :class:`BaseOptions`, the fields of :class:`Options` among them, and these.
+
+    Args:
+        qp_types: the types that a connector may ask for; all three by default.
+        share_ud: whether one queue pair serves all UD peers.
+        max_half_open: connections that may be under way, or made and not yet accepted, 1024 by default; a
+            connector beyond them is told to try again, and does so until its own deadline.
+        max_qps: the same for the queue pairs of all of them, 16384 by default.
+        peer_keys: with ``key``: the folder of the connectors' ``.key`` files, which may change meanwhile.
+    """
+
+    qp_types: Sequence[QpTypeName | QpType]
+    share_ud: bool
+    max_half_open: int
+    max_qps: int
+    peer_keys: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -20,38 +105,58 @@ class Terms:
 
     qp_type: QpType
     options: Options
-    regions: Mapping[str, Any] = field(default_factory=dict)
+    regions: Mapping[str, MemoryLike] = field(default_factory=dict)
     private_data: bytes = b""
     keys: Keys | None = field(default=None, repr=False)
 
 
 def make_terms(
-    qp_type: str | QpType,
-    options: Mapping[str, Any],
-    regions: Mapping[str, Any] | None,
-    private_data: bytes,
+    given: Mapping[str, Any],
+    known: type[ConnectOptions] | type[ListenOptions] = ConnectOptions,
     *,
-    listens: bool,
-    secret: str | bytes | None,
-    key: str | None,
-    peer_key: str | None,
+    listens: bool = False,
 ) -> Terms:
     """Check what a caller asked for.
+
+    Args:
+        given: the keywords of the call.
+        known: those that it takes.
+        listens: whether the keys are to be those of the side that listens.
 
     Raises:
         ValueError, TypeError: naming what cannot be meant.
     """
-    kind = parse_qp_type(qp_type)
-    known = Options.__dataclass_fields__
-    unknown = sorted(set(options) - set(known))
+    names = list(known.__annotations__)
+    unknown = [name + _meant(name, names) for name in sorted(set(given) - set(names))]
     if unknown:
-        raise TypeError(f"{', '.join(unknown)}: there is no such option. The options are {', '.join(known)}")
-    data = bytes(private_data)
+        raise TypeError(f"{', '.join(unknown)}: there is no such option. The options are {', '.join(names)}")
+    options = given.get("options") or Options()
+    if not isinstance(options, Options):
+        raise TypeError(f"options is of type {type(options).__name__}: give an Options")
+    options = replace(options, **{name: given[name] for name in OptionsDict.__annotations__ if name in given})
+    data = bytes(given.get("private_data", b""))
     if len(data) > 4096:
         raise ValueError(f"private_data is {len(data)} bytes long: give at most 4096")
-    check_names(regions or {})
-    keys = keys_for(listens=listens, secret=secret, key=key, peer=peer_key)
-    return Terms(kind, Options(**options), dict(regions or {}), data, keys)
+    regions = dict(given.get("regions") or {})
+    check_names(regions)
+    protection = {name: given.get(name) for name in ("secret", "key", "peer_key", "peer_keys")}
+    keys = keys_for(listens=listens, **protection)
+    return Terms(parse_qp_type(given.get("qp_type", QpType.RC)), options, regions, data, keys)
+
+
+def _meant(name: str, names: Collection[str]) -> str:
+    """The name that was meant, in words; "" if none is near."""
+    near = difflib.get_close_matches(name, names, 1, 0.5)
+    return f" ({near[0]}?)" if near else ""
+
+
+def make_deadline(given: ConnectOptions) -> Deadline:
+    """The patience of a call that connects, counted from now on.
+
+    Raises:
+        ValueError: less than 0 seconds.
+    """
+    return Deadline(given.get("deadline_s", 30), ConnectTimeout)
 
 
 def parse_qp_type(qp_type: str | QpType) -> QpType:
@@ -60,7 +165,6 @@ def parse_qp_type(qp_type: str | QpType) -> QpType:
     Raises:
         ValueError: another type.
     """
-    connectable = (QpType.RC, QpType.UC, QpType.UD)
     try:
         kind = QpType[qp_type.upper()] if isinstance(qp_type, str) else QpType(qp_type)
     except KeyError:
@@ -70,20 +174,20 @@ def parse_qp_type(qp_type: str | QpType) -> QpType:
             f"qp_type is {kind}: it has no two ends to connect by this exchange; "
             "RAW_PACKET needs a device that lets raw Ethernet through, XRC one with XRC domains. Give RC, UC or UD"
         )
-    if kind not in connectable:
+    if kind not in CONNECTABLE:
         raise ValueError(f"qp_type is {qp_type!r}: give 'RC', 'UC' or 'UD'")
     return kind
 
 
-# ---- the fronts
-
-
-def check_count(count: int | None) -> int:
-    """How many queue pairs; 1 for None.
+def check_count(count: int) -> int:
+    """How many queue pairs are made at once.
 
     Raises:
+        TypeError: not an integer.
         ValueError: not from 1 to 4096.
     """
-    if count is not None and not 1 <= count <= MAX_QPS:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count is {count!r}: give an integer")
+    if not 1 <= count <= MAX_QPS:
         raise ValueError(f"count is {count}: give 1 to {MAX_QPS}")
-    return count or 1
+    return count

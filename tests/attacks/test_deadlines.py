@@ -110,7 +110,7 @@ def test_a_slow_device(two_devices: Software, counted: Campaign, whose: str, cou
         with two_devices.on("ibv_modify_qp", to=RTR, dgid=slow, delay=delay):
             for _ in range(scaled(1, 10)):
                 counted.call(
-                    "connect", rdmaconnect.connect, listener.url, device="soft0", count=count,
+                    "connect", rdmaconnect.connect_many, listener.url, count, device="soft0",
                     deadline_s=0.5, within_s=0.5,
                 )  # fmt: skip
             assert until(lambda: two_devices.left() == {}, 30)

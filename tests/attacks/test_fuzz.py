@@ -181,8 +181,8 @@ def test_mutated_replies_to_connectors(software: Software, counted: Campaign) ->
 
     def call(chance: random.Random, url: str) -> None:
         made = counted.call(
-            "connect", rdmaconnect.connect, url, deadline_s=0.1, within_s=1.0, probe=chance.random() < 0.3,
-            qp_type=chance.choice(("RC", "UC", "UD")), count=chance.choice((1, 1, 2)),
+            "connect", rdmaconnect.connect_many, url, chance.choice((1, 1, 2)), deadline_s=0.1, within_s=1.0,
+            probe=chance.random() < 0.3, qp_type=chance.choice(("RC", "UC", "UD")),
         )  # fmt: skip
         counted.count("connects")
         for connection in made or ():

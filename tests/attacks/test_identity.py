@@ -71,7 +71,7 @@ def test_another_authorised_key_takes_nothing_over(software: Software, counted: 
     def keys(name: str) -> dict[str, str]:
         return {"key": str(known / f"{name}.key_secret"), "peer_key": str(tmp_path / "listener.key")}
 
-    listens = {"key": str(tmp_path / "listener.key_secret"), "peer_key": str(known)}
+    listens = {"key": str(tmp_path / "listener.key_secret"), "peer_keys": str(known)}
     with rdmaconnect.listen("127.0.0.1:0", **listens) as listener:
         for _ in range(scaled(2, 50)):
             accepted = aside(listener.accept, deadline_s=10)

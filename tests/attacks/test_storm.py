@@ -260,7 +260,7 @@ def test_connectors_of_every_type_and_count(software: Software, counted: Campaig
 
         def connect(i: int) -> None:
             kind = ("RC", "UC", "UD")[i % 3]
-            group = counted.call("connect", rdmaconnect.connect, listener.url, qp_type=kind, count=1 + i % 4)
+            group = counted.call("connect", rdmaconnect.connect_many, listener.url, 1 + i % 4, qp_type=kind)
             made.extend(group or ())
 
         servers = [threading.Thread(target=accept) for _ in range(4)]

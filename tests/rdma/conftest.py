@@ -80,6 +80,11 @@ class Node:
         options = {"deadline_s": PATIENCE, **self.named, **options}
         return self.start(rdmaconnect.connect, peer, **options)
 
+    def connect_many(self, peer: str, count: int, **options: Any) -> Future[list[Connection]]:
+        """The same for many in one exchange."""
+        options = {"deadline_s": PATIENCE, **self.named, **options}
+        return self.start(rdmaconnect.connect_many, peer, count, **options)
+
     @contextmanager
     def listening(self, **options: Any) -> Iterator[Listener]:
         """A listener here, on a free port; `url_of` gives its address as the other node needs it."""

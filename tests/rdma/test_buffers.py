@@ -74,7 +74,7 @@ def test_a_buffer_is_registered_and_written_to_by_the_peer(pair: Pair, kind: str
         assert here.read(mr.region, SIZE) == data[::-1]
     with there.register(data) as mr, here.register(thing) as target:
         for into in (thing, target):
-            here.read(mr.region, SIZE, into=into)
+            here.read_into(into, mr.region, SIZE)
             here.send(into)
             assert there.recv()[:SIZE] == data
     if isinstance(thing, SharedMemory):
@@ -88,7 +88,7 @@ def test_numbers_go_from_array_to_array(pair: Pair) -> None:
     with there.register(theirs) as mr:
         here.write(mine, mr.region)
         assert (theirs == mine).all()
-        here.read(mr.region, 8 * 200, into=mine[4:6])
+        here.read_into(mine[4:6], mr.region, 8 * 200)
         assert (mine[4:6].ravel() == np.arange(200)).all()
     theirs.resize((5,), refcheck=False)  # it is let go
 
@@ -103,7 +103,7 @@ def test_what_may_only_be_read_is_refused_where_the_device_would_write(pair: Pai
         with there.register(thing) as mr:
             assert here.read(mr.region) == bytes(frozen)
             with pytest.raises(ValueError, match=r"read into a read-only \w+: give a writable one"):
-                there.read(mr.region, into=thing)
+                there.read_into(thing, mr.region)
         with pytest.raises(ValueError, match=r"receive into a read-only \w+: give a writable one"):
             there.recv_into(thing)
     for use in (there.register, there.send, there.recv_into):

@@ -153,7 +153,7 @@ def test_key_files(node1: Node, node2: Node, tmp_path: Path) -> None:
     known = rdmaconnect.keygen(str(tmp_path / "known"), "connector")
     stranger = rdmaconnect.keygen(str(tmp_path / "other"), "stranger")
     assert os.stat(listener[1]).st_mode & 0o077 == 0
-    protected = {"key": listener[1], "peer_key": str(tmp_path / "known")}
+    protected = {"key": listener[1], "peer_keys": str(tmp_path / "known")}
     with connected(node1, node2, connect={"key": known[1], "peer_key": listener[0]}, listen=protected):
         pass
     with node2.listening(**protected) as service:

@@ -33,7 +33,7 @@ def test_bulk_is_one_exchange_and_all_are_usable(node1: Node, node2: Node, monke
     with node2.listening(recv_size=4096, recv_depth=2, send_depth=2) as listener:
         there = node2.start(listener.accept, deadline_s=PATIENCE * 5, tolerant=False)
         sizes = {"recv_size": 4096, "recv_depth": 2, "send_depth": 2}
-        mine = node1.connect(listener.url, count=count, deadline_s=PATIENCE * 5, **sizes).result(PATIENCE * 6)
+        mine = node1.connect_many(listener.url, count, deadline_s=PATIENCE * 5, **sizes).result(PATIENCE * 6)
         theirs = [there.result(PATIENCE)] + [node2.call(listener.accept, deadline_s=PATIENCE) for _ in range(count - 1)]
         try:
             assert said == [Hello, Ready, Proof]
@@ -54,13 +54,13 @@ def test_bulk_beyond_the_device_is_refused_with_the_numbers(node1: Node, node2: 
         node2.listening() as listener,
         pytest.raises(rdmaconnect.DeviceError, match=r"prepare 4096 queue pairs.*entries"),
     ):
-        node1.connect(listener.url, count=4096, recv_depth=16, send_depth=16).result(PATIENCE)
+        node1.connect_many(listener.url, 4096, recv_depth=16, send_depth=16).result(PATIENCE)
 
 
 @pytest.mark.parametrize("count", [0, 4097])
 def test_count_has_a_range(count: int) -> None:
     with pytest.raises(ValueError, match="give 1 to 4096"):
-        rdmaconnect.connect("127.0.0.1", count=count)
+        rdmaconnect.connect_many("127.0.0.1", count)
 
 
 def test_meeting_from_either_order_and_at_once(node1: Node, node2: Node) -> None:

@@ -24,7 +24,7 @@ def served(node1: Node, node2: Node, count: int, **options: Any) -> Iterator[tup
         def accept() -> Connection:
             return stack.enter_context(node2.call(listener.accept, deadline_s=PATIENCE, tolerant=False))
 
-        making = node1.connect(listener.url, count=count, **options)
+        making = node1.connect_many(listener.url, count, **options)
         first = accept()
         here: Any = making.result(PATIENCE)
         for conn in here:

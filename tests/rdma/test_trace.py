@@ -50,7 +50,7 @@ def test_both_ends_see_both_and_anew_after_reconnect(node1: Node, node2: Node) -
 
 def test_connections_made_together_share_one(node1: Node, node2: Node) -> None:
     with node2.listening() as listener:
-        made = node1.connect(listener.url, count=3)
+        made = node1.connect_many(listener.url, 3)
         theirs = [node2.call(listener.accept, deadline_s=PATIENCE) for _ in range(3)]
         ours = made.result(PATIENCE)
         check(ours[0], theirs[2])
