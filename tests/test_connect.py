@@ -33,7 +33,7 @@ def test_where_the_first_choice_carries_one_hello_is_enough(world: World) -> Non
     assert pair_of(here) == ONE == pair_of(there)[::-1]
     (reply,) = world.tap.of(Reply)
     assert len(reply.ports) == 1  # type: ignore[attr-defined]
-    assert here._conversation.id == there._conversation.id
+    assert here._end.conversation.id == there._end.conversation.id
     here.send(b"there")
     assert there.recv() == b"there"
 

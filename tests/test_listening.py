@@ -118,7 +118,7 @@ def test_a_second_hello_on_the_same_connection_begins_anew(world: World, hello: 
                 reply = answer(end)
         end.send(encode(Ready(b"a" * 16)), encode(Bye(b"a" * 16, "old")), encode(Ready(b"b" * 16)))
         with world.listener.accept(deadline_s=PATIENCE_S) as there:
-            assert there._conversation.id == b"b" * 16
+            assert there._end.conversation.id == b"b" * 16
             time.sleep(0.05)
             assert there.lost is None
 
@@ -245,8 +245,8 @@ def test_several_accepts_at_once_each_get_a_connection(world: World) -> None:
     accepting = [world.threads.submit(world.listener.accept, deadline_s=PATIENCE_S) for _ in range(3)]
     connecting = [world.threads.submit(world.connect) for _ in range(3)]
     here, there = ([future.result(PATIENCE_S) for future in side] for side in (connecting, accepting))
-    assert {end._conversation.id for end in here} == {end._conversation.id for end in there}
-    assert len({end._conversation.id for end in here}) == 3
+    assert {end._end.conversation.id for end in here} == {end._end.conversation.id for end in there}
+    assert len({end._end.conversation.id for end in here}) == 3
     for end in (*here, *there):
         end.close()
 
@@ -287,13 +287,13 @@ def test_an_older_attempt_to_take_a_connections_place_finds_nobody(world: World)
     world.listen()
     here = world.connect()
     there = world.listener.accept(deadline_s=PATIENCE_S)
-    first = there._token
+    first = there._end.token
     assert len(first) == 16
-    assert first != here._conversation.id
+    assert first != here._end.conversation.id
     again = world.threads.submit(there.reconnect, deadline_s=PATIENCE_S)
     here.reconnect(deadline_s=PATIENCE_S)
     again.result(PATIENCE_S)
-    assert there._token != first
+    assert there._end.token != first
     (late,) = [hello for hello in world.hellos if hello.prev == first]
     with calling(port_of(world), 1 << 19) as old:
         old.send(encode(replace(late, id=b"l" * 16)))
@@ -309,7 +309,7 @@ def test_an_older_attempt_to_take_a_connections_place_finds_nobody(world: World)
 def test_without_the_token_nobody_takes_a_connections_place(world: World) -> None:
     """The id travels over the data path in the probes: who sees it must not be able to end the connection."""
     here, there = world.both(probe=True)
-    for prev in (here._conversation.id, bytes(16), b"x" * 16):
+    for prev in (here._end.conversation.id, bytes(16), b"x" * 16):
         with calling(port_of(world), 1 << 19) as other:
             other.send(encode(replace(world.hellos[0], id=b"o" * 16, prev=prev)))
             assert isinstance(answer(other), Reply)

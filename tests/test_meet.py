@@ -70,7 +70,7 @@ def sides() -> Iterator[Sides]:
 
 def check(ends: list[Any]) -> None:
     """Two ends of one connection."""
-    a, b = (end._conversation.handshake for end in ends)
+    a, b = (end._end.conversation.handshake for end in ends)
     assert a.state is b.state is State.JOINED
     assert a.id == b.id
     assert {a.role, b.role} == set(Role)
@@ -101,7 +101,7 @@ def test_many_pairs_in_any_order_are_as_many_connections(sides: Sides, software:
         ends = sides.meet(chance.choice([0, 0, 0.001, 0.005, 0.03]), chance.randrange(2), probe=probe)
         check(ends)
         assert software.made["qp"] == made + 2
-        callers[0 if ends[0]._conversation.handshake.role is Role.CONNECTOR else 1] += 1
+        callers[0 if ends[0]._end.conversation.handshake.role is Role.CONNECTOR else 1] += 1
         close(ends)
         until(lambda: channels() == 0)
     assert min(callers.values()) > 3, "the rule prefers one side"
@@ -131,7 +131,7 @@ def test_the_connection_is_the_one_of_the_smaller_id(sides: Sides) -> None:
                 assert all(hello.meet for hello in tap.of(Hello))  # type: ignore[attr-defined]
             ids = [tap.of(Hello)[-1].id for tap in (to_first, to_second) if len(tap.of(Hello)) > number]
             if len(ids) == 2:
-                assert ends[0]._conversation.id == min(ids)
+                assert ends[0]._end.conversation.id == min(ids)
             close(ends)
             until(lambda: channels() == 0)
         said = to_first.said + to_second.said
@@ -197,7 +197,7 @@ def test_a_call_that_comes_when_a_side_has_given_up_is_hung_up_on(software: Soft
     meet_module = importlib.import_module("rdmaconnect.session.meet")
     terms = make_terms({}, listens=True)
     for known in (False, True):
-        meeting = meet_module._Meeting(rdmaconnect.Connection, terms, "tcp://127.0.0.1:0")
+        meeting = meet_module._Meeting(terms, "tcp://127.0.0.1:0")
         if known:
             meeting.expect(Outgoing("tcp://127.0.0.1:1", addresses("127.0.0.1", 1), None))
         early, late = (SimpleNamespace(channel=Told(), conversation=None) for _ in range(2))

@@ -219,7 +219,7 @@ def test_another_key_cannot_take_a_connections_place(tmp_path: Any) -> None:
         there = listener.accept(deadline_s=PATIENCE_S)
         other = rdmaconnect.connect(listener.url, key=keys[1], peer_key=public, deadline_s=PATIENCE_S)
         second = listener.accept(deadline_s=PATIENCE_S)
-        other._known_as = here._known_as
+        other._end.known_as = here._end.known_as
         with pytest.raises(rdmaconnect.RdmaConnectError, match="it belongs to a peer with another key"):
             other.reconnect(deadline_s=3)
         assert there.lost is None

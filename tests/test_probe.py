@@ -75,12 +75,12 @@ class End:
     """What the prober knows of a connection; ``carry`` is the network from here to the other end."""
 
     def __init__(self, conversation: Conversation, engine: Any, qp_type: QpType, recv_size: int, max_send: int) -> None:
-        self._conversation, self._engine, self.max_send_size, self._to = conversation, engine, max_send, None
+        self.conversation, self.engine, self.max_send_size, self.to = conversation, engine, max_send, None
         self.local = self.peer = end(roce(gid("10.0.0.1")), qp_type=qp_type, recv_size=recv_size)
         self.path = SimpleNamespace(path_mtu=Mtu.MTU_256)
-        self._transceiver = self
+        self.transceiver = self
         self.broken: CompletionError | None = None
-        self.inbox: deque[tuple[int, int]] = deque()
+        self.queue: deque[tuple[int, int]] = deque()
         self.slots: list[bytes] = []
         self.reposted: list[int] = []
         self.sent_sizes: list[int] = []
@@ -89,7 +89,7 @@ class End:
         self.other: End
         self.mr: Any = None
 
-    def _register(self, memory: Any, access: Any) -> Any:
+    def register(self, memory: Any, access: Any) -> Any:
         assert self.mr is None
         self.mr = SimpleNamespace(memory=memory, addr=BASE, lkey=1, closed=False, close=self._freed)
         return self.mr
@@ -97,19 +97,19 @@ class End:
     def _freed(self) -> None:
         self.mr.closed = True
 
-    def _inbox(self) -> deque[tuple[int, int]]:
-        return self.inbox
+    def inbox(self) -> deque[tuple[int, int]]:
+        return self.queue
 
     def post(self, sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
         addr, size, _ = place
-        memory = self._engine.mrs[0].memory
+        memory = self.engine.mrs[0].memory
         self.sent_sizes.append(size)
         came = self.carry(bytes(memory[addr - BASE : addr - BASE + size]))
         lossy = self.local.qp_type is not QpType.RC
         sent.status = WcStatus.SUCCESS if came is not None or lossy else WcStatus.RETRY_EXC_ERR
         if came is not None:
             self.other.slots.append(came)
-            self.other.inbox.append((len(self.other.slots) - 1, len(came)))
+            self.other.queue.append((len(self.other.slots) - 1, len(came)))
         elif not lossy:
             self.broken = CompletionError(self.fault, qp_num=17, opcode="send")
         return True
@@ -160,7 +160,7 @@ class Pair:
         self.probers = []
         for side in self.sides:
             self.probers.append(Prober(side, Deadline(deadline_s, ConnectTimeout)))  # type: ignore[arg-type]
-            side[0]._engine.mrs.append(side[0].mr)
+            side[0].engine.mrs.append(side[0].mr)
 
     def prove(self, clock: Clock) -> None:
         """Both sides, until both are done or one raises."""
@@ -208,11 +208,11 @@ def test_both_sides_prove_both_ways(clock: Clock, qp_type: QpType, count: int) -
         for made in side:
             assert sorted(made.sent_sizes) == [16, large]
             assert made.reposted == [0, 1]
-            assert not made.inbox
+            assert not made.queue
         assert not side[0].mr.closed
         prober.close()
         assert side[0].mr.closed
-        assert side[0]._conversation.handshake.proved
+        assert side[0].conversation.handshake.proved
 
 
 @pytest.mark.parametrize(("recv_size", "max_send", "sizes"), [(1, 1, {1}), (16, 16, {16}), (100, 100, {16, 100})])
@@ -264,7 +264,7 @@ def test_over_rc_a_message_that_is_lost_with_success_is_told_at_once(clock: Cloc
     def forgetful(sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
         done = real(sent, place, remote, to)
         if place[1] == 16:
-            there.inbox.pop()
+            there.queue.pop()
         return done
 
     here.post = forgetful  # type: ignore[method-assign]
@@ -320,12 +320,12 @@ def test_a_peer_that_gives_up_is_told_with_its_reason(clock: Clock) -> None:
     pair = Pair(QpType.UC)
     pair.sides[0][0].carry = drop
     pair.probers[0].advance()
-    pair.sides[1][0]._conversation.give_up(Reject(ID, "prove the data path", 0, "its reason"))
+    pair.sides[1][0].conversation.give_up(Reject(ID, "prove the data path", 0, "its reason"))
     with pytest.raises(PeerRejected, match="the peer refused at prove the data path: its reason"):
         pair.probers[0].advance()
     pair = Pair(QpType.UC)
-    pair.sides[1][0]._conversation.lend()
-    pair.sides[1][0]._conversation.close()
+    pair.sides[1][0].conversation.lend()
+    pair.sides[1][0].conversation.close()
     with pytest.raises(PeerClosed, match="prove the data path: the peer closed the connection"):
         pair.probers[0].advance()
 
@@ -333,7 +333,7 @@ def test_a_peer_that_gives_up_is_told_with_its_reason(clock: Clock) -> None:
 def test_a_proof_alone_is_not_enough(clock: Clock) -> None:
     pair = Pair(QpType.UC)
     pair.sides[1][0].carry = drop
-    pair.sides[1][0]._conversation.say(Proof(ID))
+    pair.sides[1][0].conversation.say(Proof(ID))
     with suppress(ConnectTimeout):
         for _ in range(300):
             assert not pair.probers[0].advance()

@@ -311,17 +311,17 @@ def test_the_last_message_is_given_out_though_the_good_bye_is_there(monkeypatch:
         there.send(b"last")
         there.close()
         end = time.monotonic() + 10
-        while here._conversation.left is None:
+        while here._end.conversation.left is None:
             assert time.monotonic() < end
             time.sleep(0.01)
-        real, looks = here._engine.progress, []
+        real, looks = here._end.engine.progress, []
 
         def late() -> None:
             looks.append(None)
-            if len(looks) > max(here._spin, 1) + 1:  # both looks before the good-bye is seen find nothing
+            if len(looks) > max(here._end.spin, 1) + 1:  # both looks before the good-bye is seen find nothing
                 real()
 
-        monkeypatch.setattr(here._engine, "progress", late)
+        monkeypatch.setattr(here._end.engine, "progress", late)
         assert here.recv(deadline_s=5) == b"last"
         monkeypatch.undo()
         here.close()

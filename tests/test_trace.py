@@ -117,7 +117,7 @@ def test_without_a_message_in_common_nothing_is_shifted() -> None:
 def test_connect_and_accept_see_the_stages_of_both(world: World) -> None:
     ends, first = world.both(count=3)
     here, there = ends[0].trace, first.trace
-    assert ends[0]._conversation.trace is ends[2]._conversation.trace
+    assert ends[0]._end.conversation.trace is ends[2]._end.conversation.trace
     assert stages(here, "local") == CALLER
     assert stages(there, "local") == CALLED
     # without a proof, what was known with the last message

@@ -170,8 +170,8 @@ def _attempt(outgoing: Outgoing, way: Candidate, ways: Ways, terms: Terms, deadl
     attempt = Attempt(way)
     try:
         mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
-        (connection,) = run_apart(one_way(Connection, outgoing, terms, ways, 1, mine, None), close_all)
-        with connection:
+        (end,) = run_apart(one_way(outgoing, terms, ways, 1, mine, None), close_all)
+        with Connection(end) as connection:
             mtu = MTU_BYTES[connection.path.path_mtu]
             attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))
     except (RdmaConnectError, OSError) as e:

@@ -23,9 +23,10 @@ from ..protocol.messages import Hello, Ready, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
-from .base import BaseConnection, Established, M
+from .base import end_of
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
+from .end import End, Established
 from .fallback import Ways, say_more
 from .outgoing import Outgoing
 from .ports import rank_ports
@@ -110,8 +111,9 @@ async def aconnect_many(peer: str, count: int, **options: Unpack[ConnectOptions]
 def _connect(peer: str, count: int, options: ConnectOptions, via: Connection | None = None) -> list[Connection]:
     terms = make_terms(options)
     library()  # without it there is nothing to wait for, on any system
-    procedure = connect_procedure(Connection, peer, terms, count, make_deadline(options), via)
-    return run_apart(procedure, close_all)
+    procedure = connect_procedure(peer, terms, count, make_deadline(options), None if via is None else end_of(via))
+    made = run_apart(procedure, close_all)
+    return list(map(Connection, made))
 
 
 async def _aconnect(
@@ -120,15 +122,16 @@ async def _aconnect(
     deadline = make_deadline(options)
     # a secret takes a while to be made into keys, and key files to be read
     terms = await call_apart(partial(make_terms, options))
-    return await arun(connect_procedure(AsyncConnection, peer, terms, count, deadline, via))
+    made = await arun(connect_procedure(peer, terms, count, deadline, None if via is None else end_of(via)))
+    return list(map(AsyncConnection, made))
 
 
 # ---- what both fronts share
 
 
 def connect_procedure(
-    front: type[M], peer: str, terms: Terms, count: int, deadline: Deadline, via: BaseConnection | None = None
-) -> Procedure[list[M]]:
+    peer: str, terms: Terms, count: int, deadline: Deadline, via: End | None = None
+) -> Procedure[list[End]]:
     """Connect, trying one way after the other; see :func:`connect`."""
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
@@ -136,7 +139,7 @@ def connect_procedure(
     outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
     trace = Trace(Role.CONNECTOR, deadline)
     try:
-        ports = [via._prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
+        ports = [via.prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
         first = outgoing.address
         if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
             yield from outgoing.reach(deadline)
@@ -146,7 +149,7 @@ def connect_procedure(
         ways = Ways(ports, terms, trace)
         while True:
             try:
-                made = yield from one_way(front, outgoing, terms, ways, count, deadline, via)
+                made = yield from one_way(outgoing, terms, ways, count, deadline, via)
                 break
             except RdmaConnectError as e:
                 yield Call(partial(ways.failed, e, deadline))
@@ -155,18 +158,18 @@ def connect_procedure(
             say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
         outgoing.close()
         raise
-    for connection in made:
-        connection.connect_s = deadline.waited_s
+    for end in made:
+        end.connect_s = deadline.waited_s
         if count == 1 and via is None:
-            connection._again = partial(_again, url, terms)
+            end.again = partial(_again, url, terms)
     trace.mark("connected", "%d in %.1f ms", count, deadline.waited_s * 1000)
     return made
 
 
-def close_all(made: Sequence[BaseConnection]) -> None:
-    """Close connections that nobody wants any more."""
-    for connection in made:
-        connection._close()
+def close_all(made: Sequence[End]) -> None:
+    """Close what nobody wants any more."""
+    for end in made:
+        end.close()
 
 
 def look_up(url: str, deadline: Deadline) -> Call:
@@ -181,21 +184,20 @@ def find_ports(terms: Terms, address: str, deadline: Deadline) -> Call:
 
 
 def one_way(
-    front: type[M],
     outgoing: Outgoing,
     terms: Terms,
     ways: Ways,
     count: int,
     deadline: Deadline,
-    via: BaseConnection | None,
-) -> Procedure[list[M]]:
+    via: End | None,
+) -> Procedure[list[End]]:
     """Prepare, attempt, prove, by the way that is tried now."""
-    prepared = via._prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
+    prepared = via.prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
     prepared.lend()
     try:
         all_established = yield from _attempt(outgoing, prepared, terms, ways, deadline)
         made = [
-            front(prepared, transceiver, established)
+            End(prepared, transceiver, established)
             for transceiver, established in zip(prepared.transceivers, all_established, strict=True)
         ]
         yield from prove(made, terms, deadline)
@@ -283,12 +285,12 @@ def raise_ends(
     ]
 
 
-def _again(url: str, terms: Terms, connection: BaseConnection, deadline_s: float | None) -> Procedure[None]:
+def _again(url: str, terms: Terms, end: End, deadline_s: float | None) -> Procedure[None]:
     """Reconnect, on the side that called: the same queue pair, a new hello."""
     deadline = Deadline(deadline_s, ConnectTimeout)
-    prev, trace = connection._known_as, Trace(Role.CONNECTOR, deadline)
-    connection._part()
-    prepared = connection._prepared
+    prev, trace = end.known_as, Trace(Role.CONNECTOR, deadline)
+    end.part()
+    prepared = end.prepared
     outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
     prepared.lend()
     try:
@@ -296,8 +298,8 @@ def _again(url: str, terms: Terms, connection: BaseConnection, deadline_s: float
         all_established = yield from _attempt(
             outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev
         )
-        connection._join(all_established[0])
-        yield from prove([connection], terms, deadline, again=True)
+        end.join(all_established[0])
+        yield from prove([end], terms, deadline, again=True)
     except BaseException:
         outgoing.close()
         raise

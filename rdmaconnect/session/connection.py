@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from ..abi import AccessFlags
 from ..agreement.endpoint import RemoteRegion
 from ..objects.buffer_like import BufferLike
-from ..objects.memory import MR, MemoryLike
+from ..objects.memory import MR
 from ..runtime.procedure import arun, run, run_apart
 from .base import BaseConnection
 
@@ -19,20 +18,6 @@ class Connection(BaseConnection):
 
     Messages keep their boundaries and, over RC and UC, their order. Any thread may use it. Every
     blocking call takes ``deadline_s``: seconds, or None to wait for ever.
-
-    Attributes:
-        local, peer: the two ends, each an :class:`Endpoint`.
-        path: what was agreed on, a :class:`Path`; ``path.why`` says it in words.
-        remote: the peer's named regions, name -> :class:`RemoteRegion`.
-        regions: this end's named regions, name -> :class:`MR`.
-        private_data: what the peer's application gave to ``connect`` or ``listen``, at most 4096 bytes.
-        max_send_size: bytes of the longest message that can be sent.
-        ah: for UD, the address handle that leads to the peer; None else.
-        connect_s: seconds from the first call until the connection stood.
-        trace: each stage of the handshake with its time, of both ends, as :class:`Mark`.
-        closed: whether this side was closed.
-        lost: why the connection is of no more use, an error, or None.
-        MOST_SPIN: polls before a wait sleeps, at most, whatever ``spin`` says.
     """
 
     def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
@@ -55,7 +40,7 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_SEND``.
         """
-        run(self._send(data, deadline_s))
+        run(self._end.send(data, deadline_s))
 
     def recv(self, *, deadline_s: float | None = 30) -> bytes:
         """The next message.
@@ -70,7 +55,7 @@ class Connection(BaseConnection):
 
         Source: ibv_post_recv(3).
         """
-        return run(self._recv(deadline_s))
+        return run(self._end.recv(deadline_s))
 
     def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """The next message, into a writable buffer.
@@ -87,7 +72,7 @@ class Connection(BaseConnection):
                 or one of a GPU.
             DeadlineExceeded, CompletionError, PeerClosed, StateError: as :meth:`recv`.
         """
-        return run(self._recv_into(buffer, deadline_s))
+        return run(self._end.recv_into(buffer, deadline_s))
 
     def write(
         self,
@@ -122,7 +107,7 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
         """
-        run(self._write(data, region, offset, deadline_s, imm))
+        run(self._end.write(data, region, offset, deadline_s, imm))
 
     def recv_imm(self, *, deadline_s: float | None = 30) -> int:
         """Wait for the peer's next ``write`` with ``imm``: what it wrote is there.
@@ -138,7 +123,7 @@ class Connection(BaseConnection):
 
         Source: ibv_poll_cq(3), ``IBV_WC_RECV_RDMA_WITH_IMM``.
         """
-        return run(self._recv_imm(deadline_s))
+        return run(self._end.recv_imm(deadline_s))
 
     def read(
         self,
@@ -166,7 +151,7 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
         """
-        return run(self._read(region, length, offset, deadline_s))
+        return run(self._end.read(region, length, offset, deadline_s))
 
     def read_into(
         self,
@@ -197,25 +182,7 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
         """
-        return run(self._read_into(buffer, region, length, offset, deadline_s))
-
-    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
-        """Register memory on this connection's protection domain.
-
-        ``mr.region.to_bytes()`` is what the peer needs to write or read it. It is closed with the last
-        of the connections that were made together, or before.
-
-        Args:
-            buffer: bytes-like, array, mmap, shared memory, NumPy array, tensor (torch, DLPack, CUDA), in one
-                piece; (address, bytes); or a ``memory.Dmabuf``.
-            access: by default everything, or only remote reads for a read-only buffer.
-
-        Raises:
-            TypeError, ValueError, VerbsError: as :class:`MR`.
-
-        Source: ibv_reg_mr(3).
-        """
-        return self._register(buffer, access)
+        return run(self._end.read_into(buffer, region, length, offset, deadline_s))
 
     def reconnect(self, *, deadline_s: float | None = 30) -> None:
         """Connect this same object anew, after its peer or the network failed.
@@ -231,7 +198,7 @@ class Connection(BaseConnection):
             StateError: closed, or made together with others.
             RdmaConnectError: as ``connect`` and ``accept``; then the connection can be tried again.
         """
-        run_apart(self._reconnect(deadline_s))
+        run_apart(self._end.reconnect(deadline_s))
 
     def close(self) -> None:
         """Tell the peer, flush what is outstanding, free everything. Twice is fine.
@@ -239,7 +206,7 @@ class Connection(BaseConnection):
         Raises:
             VerbsError: something could not be freed: it names all that stays. Close again later.
         """
-        run_apart(self._closing())
+        run_apart(self._end.closing())
 
     def __enter__(self) -> Connection:
         return self
@@ -257,19 +224,20 @@ class AsyncConnection(BaseConnection):
     Cancelling a call loses no message; what was posted may still be sent.
     """
 
-    MOST_SPIN = 16
+    #: an event loop has other things to do
+    _MOST_SPIN = 16
 
     async def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Connection.send`."""
-        await arun(self._send(data, deadline_s))
+        await arun(self._end.send(data, deadline_s))
 
     async def recv(self, *, deadline_s: float | None = 30) -> bytes:
         """See :meth:`Connection.recv`."""
-        return await arun(self._recv(deadline_s))
+        return await arun(self._end.recv(deadline_s))
 
     async def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """See :meth:`Connection.recv_into`."""
-        return await arun(self._recv_into(buffer, deadline_s))
+        return await arun(self._end.recv_into(buffer, deadline_s))
 
     async def write(
         self,
@@ -281,11 +249,11 @@ class AsyncConnection(BaseConnection):
         deadline_s: float | None = 30,
     ) -> None:
         """See :meth:`Connection.write`."""
-        await arun(self._write(data, region, offset, deadline_s, imm))
+        await arun(self._end.write(data, region, offset, deadline_s, imm))
 
     async def recv_imm(self, *, deadline_s: float | None = 30) -> int:
         """See :meth:`Connection.recv_imm`."""
-        return await arun(self._recv_imm(deadline_s))
+        return await arun(self._end.recv_imm(deadline_s))
 
     async def read(
         self,
@@ -296,7 +264,7 @@ class AsyncConnection(BaseConnection):
         deadline_s: float | None = 30,
     ) -> bytes:
         """See :meth:`Connection.read`."""
-        return await arun(self._read(region, length, offset, deadline_s))
+        return await arun(self._end.read(region, length, offset, deadline_s))
 
     async def read_into(
         self,
@@ -308,19 +276,15 @@ class AsyncConnection(BaseConnection):
         deadline_s: float | None = 30,
     ) -> int:
         """See :meth:`Connection.read_into`."""
-        return await arun(self._read_into(buffer, region, length, offset, deadline_s))
-
-    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
-        """See :meth:`Connection.register`."""
-        return self._register(buffer, access)
+        return await arun(self._end.read_into(buffer, region, length, offset, deadline_s))
 
     async def reconnect(self, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Connection.reconnect`."""
-        await arun(self._reconnect(deadline_s))
+        await arun(self._end.reconnect(deadline_s))
 
     async def close(self) -> None:
         """See :meth:`Connection.close`."""
-        await arun(self._closing())
+        await arun(self._end.closing())
 
     async def __aenter__(self) -> AsyncConnection:
         return self

@@ -46,14 +46,14 @@ class DataPath:
     path: Path
     ah: AddressHandle | None
     remote: Mapping[str, RemoteRegion]
-    _conversation: Conversation
-    _engine: Engine
-    _transceiver: Transceiver
+    conversation: Conversation
+    engine: Engine
+    transceiver: Transceiver
     _source: Source
-    _to: UdAddress | None
-    _spin: int
+    to: UdAddress | None
+    spin: int
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Raise if it was closed, or belongs to another process."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class DataPath:
 
     # ---- procedures
 
-    def _send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[None]:
+    def send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[None]:
         deadline = Deadline(deadline_s)
         with _held(data) as source:
             length = source.length
@@ -93,28 +93,28 @@ class DataPath:
         takes = f"the peer takes at most {self.max_send_size} in one message"
         return f"{takes}. Give the peer a larger recv_size{other_way}."
 
-    def _recv(self, deadline_s: float | None) -> Procedure[bytes]:
+    def recv(self, deadline_s: float | None) -> Procedure[bytes]:
         slot, length = yield from self._next_message(Deadline(deadline_s))
         try:
-            return bytes(self._transceiver.payload(slot, length))
+            return bytes(self.transceiver.payload(slot, length))
         finally:
-            self._transceiver.repost(slot)
+            self.transceiver.repost(slot)
 
-    def _recv_into(self, buffer: BufferLike, deadline_s: float | None) -> Procedure[int]:
+    def recv_into(self, buffer: BufferLike, deadline_s: float | None) -> Procedure[int]:
         with hold(buffer) as target:
             if target.readonly:
                 raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
             view = target.view
             slot, length = yield from self._next_message(Deadline(deadline_s))
             if length > target.length:
-                with self._engine.lock:
-                    self._inbox().appendleft((slot, length))
+                with self.engine.lock:
+                    self.inbox().appendleft((slot, length))
                 raise ValueError(f"receive {length} bytes: the buffer has {target.length}")
-            view[:length] = self._transceiver.payload(slot, length)
-            self._transceiver.repost(slot)
+            view[:length] = self.transceiver.payload(slot, length)
+            self.transceiver.repost(slot)
             return length
 
-    def _write(
+    def write(
         self,
         data: BufferLike | MR,
         region: RemoteRegion | str,
@@ -132,29 +132,29 @@ class DataPath:
             opcode = WrOpcode.RDMA_WRITE if imm is None else WrOpcode.RDMA_WRITE_WITH_IMM
             yield from self._transfer(opcode, source, deadline, doing, target, imm)
 
-    def _recv_imm(self, deadline_s: float | None) -> Procedure[int]:
-        deadline, told = Deadline(deadline_s), self._transceiver.told
+    def recv_imm(self, deadline_s: float | None) -> Procedure[int]:
+        deadline, told = Deadline(deadline_s), self.transceiver.told
         self._need("a write that is told", QpType.RC, QpType.UC)
         while True:
             yield from self._wait(lambda: bool(told), deadline, "recv_imm")
-            with self._engine.lock:
+            with self.engine.lock:
                 if told:
                     slot, imm = told.popleft()
                     break
-        self._transceiver.repost(slot)
+        self.transceiver.repost(slot)
         return imm
 
-    def _read(
+    def read(
         self, region: RemoteRegion | str, length: int | None, offset: int, deadline_s: float | None
     ) -> Procedure[bytes]:
         self._need("RDMA read", QpType.RC)
         whole = self._region(region)
         source = whole.slice(offset, whole.length - offset if length is None else length)
         target = bytearray(source.length)
-        yield from self._read_into(target, source, source.length, 0, deadline_s)
+        yield from self.read_into(target, source, source.length, 0, deadline_s)
         return bytes(target)
 
-    def _read_into(
+    def read_into(
         self,
         buffer: BufferLike | MR,
         region: RemoteRegion | str,
@@ -174,14 +174,14 @@ class DataPath:
             if isinstance(buffer, MR):
                 mr, release = self._mine(buffer, doing), _nothing
             else:
-                mr = self._register(buffer, AccessFlags.LOCAL_WRITE)
+                mr = self.register(buffer, AccessFlags.LOCAL_WRITE)
                 release = mr.close
             place = (mr.addr, length, mr.lkey)
             yield from self._submit(WrOpcode.RDMA_READ, place, release, deadline, doing, source)
         return length
 
     def _need(self, what: str, *types: QpType) -> None:
-        self._check_open()
+        self.check_open()
         if self.local.qp_type not in types:
             words = " or ".join(map(str, types))
             raise StateError(f"{what} over {self.local.qp_type}: this type does not have it. Connect with {words}.")
@@ -193,14 +193,14 @@ class DataPath:
             raise KeyError(f"the peer has no region {region!r}; it has {', '.join(sorted(self.remote)) or 'none'}")
         return self.remote[region]
 
-    def _register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
-        self._check_open()
-        return MR(self._engine.pd, buffer, access)
+    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
+        self.check_open()
+        return MR(self.engine.pd, buffer, access)
 
     def _mine(self, mr: MR, doing: str) -> MR:
         """A region of the caller's, which this queue pair can use: else it would fail with words about the peer."""
         mr.pointer  # noqa: B018  it is open
-        if mr.pd.base is not self._engine.pd:
+        if mr.pd.base is not self.engine.pd:
             raise ValueError(
                 f"{doing}: {mr.name} is registered in another protection domain ({mr.pd.name}) than {self!r} has. "
                 "Register the memory with its register()."
@@ -209,20 +209,20 @@ class DataPath:
 
     # ---- the engine's side
 
-    def _inbox(self) -> Any:
-        return self._transceiver.inboxes[self._source]
+    def inbox(self) -> Any:
+        return self.transceiver.inboxes[self._source]
 
     def _next_message(self, deadline: Deadline) -> Procedure[tuple[int, int]]:
         while True:
-            self._check_open()
-            yield from self._wait(lambda: bool(self._inbox()), deadline, "recv")
-            with self._engine.lock:
-                inbox = self._inbox()
+            self.check_open()
+            yield from self._wait(lambda: bool(self.inbox()), deadline, "recv")
+            with self.engine.lock:
+                inbox = self.inbox()
                 if inbox:
                     message: tuple[int, int] = inbox.popleft()
-                    if not self._conversation.is_probe(self._transceiver.payload(*message)):
+                    if not self.conversation.is_probe(self.transceiver.payload(*message)):
                         return message
-                    self._transceiver.repost(message[0])
+                    self.transceiver.repost(message[0])
 
     def _transfer(
         self,
@@ -245,7 +245,7 @@ class DataPath:
             release = lambda: self._stages.append(slot)  # noqa: E731
         else:
             # it holds the buffer for itself, as long as the device; in a worker, where Ctrl-C leaves none to nobody
-            make = partial(self._register, source.owner, AccessFlags(0))
+            make = partial(self.register, source.owner, AccessFlags(0))
             mr = yield Call(make, deadline, doing, undo=MR.close)
             place, release = (mr.addr, length, mr.lkey), mr.close
         yield from self._submit(opcode, place, release, deadline, doing, target, imm)
@@ -259,7 +259,7 @@ class DataPath:
         assert mr is not None
         while True:
             yield from self._wait(lambda: bool(self._stages), deadline, doing)
-            with self._engine.lock:
+            with self.engine.lock:
                 if self._stages:
                     slot = self._stages.pop()
                     break
@@ -268,10 +268,10 @@ class DataPath:
         return slot, (mr.addr + start, source.length, mr.lkey)
 
     def _make_stage(self) -> None:
-        with self._engine.lock:
+        with self.engine.lock:
             if self._stage is None:
                 memory = mmap.mmap(-1, _STAGES * self._stage_size)
-                self._stage_mr = self._register(memory, AccessFlags(0))
+                self._stage_mr = self.register(memory, AccessFlags(0))
                 self._stages = list(range(_STAGES))
                 self._stage = memoryview(memory)
 
@@ -287,13 +287,13 @@ class DataPath:
     ) -> Procedure[None]:
         """Post it, as several work requests where one may not be so long, and wait until all have completed."""
         on_the_way: deque[Sent] = deque()
-        last = Last(release, self._engine.lock)
+        last = Last(release, self.engine.lock)
         try:
             for part in parts(opcode, place, target, imm, self._longest):
                 sent = Sent(part.opcode, doing, last.one_less)
                 last.one_more()
                 try:
-                    post = partial(self._transceiver.post, sent, part.place, part.target, self._to, part.imm)
+                    post = partial(self.transceiver.post, sent, part.place, part.target, self.to, part.imm)
                     yield from self._wait(post, deadline, doing)
                 except BaseException:
                     if not sent.wr_id:
@@ -320,37 +320,37 @@ class DataPath:
 
     def _wait(self, ready: Callable[[], bool], deadline: Deadline, doing: str) -> Procedure[None]:
         """Make progress until ``ready``: first by polling, then asleep on the channel."""
-        self._check_open()
+        self.check_open()
         if ready():
             return
-        for _ in range(max(self._spin, 1)):  # what is there already needs no event
-            self._engine.progress()
+        for _ in range(max(self.spin, 1)):  # what is there already needs no event
+            self.engine.progress()
             if ready():
                 return
         while True:
-            told, taken = self._conversation.changed, self._engine.changed
+            told, taken = self.conversation.changed, self.engine.changed
             seen = told.count
-            self._check_open()
-            self._engine.arm()
-            self._engine.progress()
+            self.check_open()
+            self.engine.arm()
+            self.engine.progress()
             count = taken.count
-            self._check_open()
+            self.check_open()
             if ready():
                 return
-            if self._transceiver.broken is not None or self._conversation.left is not None:
-                self._engine.progress()  # what a peer sent before it went is there by now
+            if self.transceiver.broken is not None or self.conversation.left is not None:
+                self.engine.progress()  # what a peer sent before it went is there by now
                 if ready():
                     return
-                raise self._over(doing, self._transceiver.broken)
+                raise self._over(doing, self.transceiver.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
             changes = ((told, seen), (taken, count))
-            yield Wait(deadline, (self._engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
+            yield Wait(deadline, (self.engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
 
     def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:
         """Why nothing more will come: the peer's good-bye if it said one, else ``error``."""
-        if self._conversation.left is not None or error is None:
-            return PeerClosed(f"{doing}: {self._conversation.left}")
+        if self.conversation.left is not None or error is None:
+            return PeerClosed(f"{doing}: {self.conversation.left}")
         return error
 
 

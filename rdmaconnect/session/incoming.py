@@ -19,8 +19,8 @@ from ..protocol.messages import Hello, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.peer_log import log
 from ..runtime.workers import Workers
-from .base import BaseConnection, Established
 from .conversation import BEAT_MS, Conversation
+from .end import End, Established
 from .prepared import Prepared, bring_up, close_handles
 from .probe import Prober, abandon
 from .terms import Terms
@@ -41,23 +41,22 @@ LOOK_S = 0.2
 class Listening(Protocol):
     """What an incoming connection asks of those who listen; called in worker threads."""
 
-    front: type[BaseConnection]
     terms: Terms
     workers: Workers
 
-    def held(self, incoming: Incoming) -> BaseConnection | None:
+    def held(self, incoming: Incoming) -> End | None:
         """The connection whose place it is to take, if it is held here."""
 
-    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
+    def claim(self, connection: End, incoming: Incoming) -> bool:
         """Have it take that connection's place, if somebody waits in its reconnect."""
 
     def prepare(self, incoming: Incoming) -> Prepared:
         """Queue pairs for it; sets the ports that its peer may choose from. Blocks."""
 
-    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
+    def proven(self, incoming: Incoming, again: End | None) -> None:
         """It stands."""
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         """Nothing came of it; it has told its peer, and freed everything."""
 
 
@@ -84,10 +83,10 @@ class Incoming:
         self._age = Deadline(None)
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
-        self.made: list[BaseConnection] = []
+        self.made: list[End] = []
         self.token = os.urandom(16)
         self._answered = False
-        self._again: BaseConnection | None = None
+        self._again: End | None = None
         self._paths: list[Path] = []
         self._handles: list[AddressHandle | None] = []
         self._prober: Prober | None = None
@@ -182,7 +181,7 @@ class Incoming:
                 self._check_time("accept: wait for reconnect()", "The connection that it replaces is still held.")
                 return False
             self._again = held
-            self._answer(held._prepared if held is not None else None)
+            self._answer(held.prepared if held is not None else None)
         if self.state is State.JOINED or self.conversation.parted:
             if not self.made:
                 self._join()
@@ -256,11 +255,11 @@ class Incoming:
         ]
         self._handles = []
         if self._again is not None:
-            self._again._join(all_established[0])
+            self._again.join(all_established[0])
             self.made = [self._again]
         else:
             for transceiver, established in zip(self.prepared.transceivers, all_established, strict=True):
-                self.made.append(self.listening.front(self.prepared, transceiver, established))
+                self.made.append(End(self.prepared, transceiver, established))
         trace.mark("joined", "RTS")
         self.conversation.say_joined()
         if hello.wish.probe:
@@ -312,8 +311,8 @@ class Incoming:
                 self.conversation.give_up(reject)
             if self._again is not None:
                 with contextlib.suppress(RdmaConnectError):  # it was closed meanwhile
-                    self._again._part()
-                    self._again._transceiver.restart()
+                    self._again.part()
+                    self._again.transceiver.restart()
             close_handles(self._handles)
             if self.prepared is not None:
                 self.prepared.close()

@@ -20,18 +20,14 @@ from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_type
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
 
-class Listener(BaseListener[Connection]):
+class Listener(BaseListener):
     """Takes connections on one address. Made by :func:`listen`; a context manager.
 
     ``for conn in listener`` gives its connections as they come, for as long as the listener is open.
 
     Attributes:
         url: the address bound, with the real port.
-        port: the TCP port of it.
-        closed: whether it was closed.
     """
-
-    front = Connection
 
     def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> Connection:
         """The next connection; those that were made together come one after the other.
@@ -49,7 +45,7 @@ class Listener(BaseListener[Connection]):
             StateError: the listener is closed.
             RdmaConnectError: with ``tolerant=False``, whatever went wrong with the first peer.
         """
-        return run_apart(self._accept(deadline_s, tolerant), self._put_back)
+        return Connection(run_apart(self._accept(deadline_s, tolerant), self._put_back))
 
     def close(self) -> None:
         """Stop listening; connections that were accepted live on. Twice is fine."""
@@ -74,14 +70,12 @@ class Listener(BaseListener[Connection]):
         self.close()
 
 
-class AsyncListener(BaseListener[AsyncConnection]):
+class AsyncListener(BaseListener):
     """The same as :class:`Listener` for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
-
-    front = AsyncConnection
 
     async def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> AsyncConnection:
         """See :meth:`Listener.accept`."""
-        return await arun(self._accept(deadline_s, tolerant))
+        return AsyncConnection(await arun(self._accept(deadline_s, tolerant)))
 
     async def close(self) -> None:
         """See :meth:`Listener.close`."""

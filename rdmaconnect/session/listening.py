@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
-from typing import Generic
 
 from ..abi import QpType
 from ..agreement.endpoint import PortAddress
@@ -30,9 +29,9 @@ from ..runtime.procedure import Call, Procedure, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Room
-from .base import BaseConnection, M
 from .connector import Connector
 from .conversation import Conversation
+from .end import End
 from .in_vain import InVain
 from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
 from .ports import rank_ports
@@ -47,10 +46,8 @@ __all__ = ["BaseListener"]
 SILENT_S = 6.0
 
 
-class BaseListener(Generic[M]):
+class BaseListener:
     """What both listeners are: connectors come in, and are taken as far as they get."""
-
-    front: type[BaseConnection]
 
     def __init__(
         self,
@@ -69,11 +66,11 @@ class BaseListener(Generic[M]):
         self._lock = threading.RLock()
         #: those that are half open, with what they cost; and, in order, those that nobody has accepted yet
         self._incoming: dict[Incoming, int] = {}
-        self._ready: deque[M] = deque()
+        self._ready: deque[End] = deque()
         self._in_vain = InVain()
-        self._live: weakref.WeakValueDictionary[bytes, BaseConnection] = weakref.WeakValueDictionary()
+        self._live: weakref.WeakValueDictionary[bytes, End] = weakref.WeakValueDictionary()
         #: connections whose reconnect waits here -> what is to take their place, once it has come
-        self._awaited: dict[BaseConnection, Incoming | None] = {}
+        self._awaited: dict[End, Incoming | None] = {}
         self._shared: Prepared | None = None
         self._sharing, self._large = threading.Lock(), threading.Lock()
         self._looking = self._closed = False
@@ -166,18 +163,18 @@ class BaseListener(Generic[M]):
 
     # ---- in worker threads: what an incoming connection asks
 
-    def held(self, incoming: Incoming) -> BaseConnection | None:
+    def held(self, incoming: Incoming) -> End | None:
         """The connection whose place it is to take, if it is held here and its peer is the same."""
         prev = incoming.hello.prev
         with self._lock:
             held = None if prev is None else self._live.get(prev)
         if held is None or held.closed:
             return None
-        if held._conversation.channel is not None and held._conversation.channel.user != incoming.channel.user:
+        if held.conversation.channel is not None and held.conversation.channel.user != incoming.channel.user:
             raise StateError("take the place of a connection: it belongs to a peer with another key.")
         return held
 
-    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
+    def claim(self, connection: End, incoming: Incoming) -> bool:
         """Have it take the place of a connection, if somebody waits in its reconnect and no other has come before."""
         with self._lock:
             if self._awaited.get(connection, incoming) not in (None, incoming) or connection not in self._awaited:
@@ -234,7 +231,7 @@ class BaseListener(Generic[M]):
                 found.append(port.address(context.query_device(), self.terms.options))
         return tuple(found)
 
-    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
+    def proven(self, incoming: Incoming, again: End | None) -> None:
         """It stands: it is the next for accept, or for who waits in reconnect."""
         made = incoming.made
         with self._lock:
@@ -243,18 +240,18 @@ class BaseListener(Generic[M]):
                 del self._live[token]  # a hello of an earlier generation finds nobody
             if len(made) == 1 and not self._share_ud:
                 self._live[incoming.token] = made[0]
-                made[0]._again = self._await_again
+                made[0].again = self._await_again
             closed = self._closed and again is None
             if again is not None:
                 self._awaited.pop(again, None)
             elif not closed:
-                self._ready.extend(made)  # type: ignore[arg-type]
+                self._ready.extend(made)
         self._changed.notify()
         if closed:
             for connection in made:
-                connection._close()
+                connection.close()
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         """Nothing came of it: the connector may ask again, on the same channel."""
         if self._report(incoming, error):
             self.note(incoming.channel, error)
@@ -303,7 +300,7 @@ class BaseListener(Generic[M]):
         if self._closed:
             raise StateError(f"the listener on {self.url} is closed.")
 
-    def _accept(self, deadline_s: float | None, tolerant: bool) -> Procedure[M]:
+    def _accept(self, deadline_s: float | None, tolerant: bool) -> Procedure[End]:
         deadline = Deadline(deadline_s, ConnectTimeout)
         while True:
             seen = self._changed.count
@@ -317,14 +314,14 @@ class BaseListener(Generic[M]):
                 raise deadline.exceeded(f"accept on {self.url}", self._seen())
             yield Wait(deadline, changes=((self._changed, seen),))
 
-    def _put_back(self, connection: M) -> None:
+    def _put_back(self, connection: End) -> None:
         """An accept was interrupted with a connection in its hand: it is the next one's."""
         with self._lock:
             closed = self._closed
             if not closed:
                 self._ready.appendleft(connection)
         if closed:
-            connection._close()
+            connection.close()
         self._changed.notify()
 
     def _seen(self) -> str:
@@ -342,13 +339,13 @@ class BaseListener(Generic[M]):
             f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
         )
 
-    def _await_again(self, connection: BaseConnection, deadline_s: float | None) -> Procedure[None]:
+    def _await_again(self, connection: End, deadline_s: float | None) -> Procedure[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
         deadline = Deadline(deadline_s, ConnectTimeout)
         if self._closed or self._pid != os.getpid():
             raise StateError(f"reconnect: the listener on {self.url} is closed. Listen and accept anew.")
-        connection._part()
-        yield Call(connection._transceiver.restart)
+        connection.part()
+        yield Call(connection.transceiver.restart)
         with self._lock:
             self._awaited[connection] = None
         self._wake_all()
@@ -360,7 +357,7 @@ class BaseListener(Generic[M]):
                         return
                 if self._closed:
                     raise StateError(f"reconnect: the listener on {self.url} was closed.")
-                connection._check_open()
+                connection.check_open()
                 deadline.check(f"reconnect on {self.url}", "The peer did not connect anew.")
                 yield Wait(deadline, changes=((self._changed, seen),))
         finally:
@@ -389,7 +386,7 @@ class BaseListener(Generic[M]):
             if self._shared is not None:
                 closing.callback(self._shared.close)
             for connection in ready:
-                closing.callback(connection._close)
+                closing.callback(connection.close)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"

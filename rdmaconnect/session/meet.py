@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any
 
 from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerClosed, RdmaConnectError, StateError
@@ -21,10 +20,10 @@ from ..runtime.procedure import Call, Procedure, Wait, arun, call_apart, run_apa
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
-from .base import BaseConnection, M
 from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
+from .end import End
 from .incoming import LOOK_S, Incoming
 from .outgoing import Outgoing
 from .prepared import Prepared
@@ -55,14 +54,14 @@ def meet(local: str, peer: str, **options: Unpack[ConnectOptions]) -> Connection
     """
     terms = _terms(options)
     library()
-    return run_apart(_procedure(Connection, local, peer, *terms, make_deadline(options)), Connection._close)
+    return Connection(run_apart(_procedure(local, peer, *terms, make_deadline(options)), End.close))
 
 
 async def ameet(local: str, peer: str, **options: Unpack[ConnectOptions]) -> AsyncConnection:
     """The same as :func:`meet` for asyncio; gives an :class:`AsyncConnection`."""
     deadline = make_deadline(options)
     terms = await call_apart(partial(_terms, options))
-    return await arun(_procedure(AsyncConnection, local, peer, *terms, deadline))
+    return AsyncConnection(await arun(_procedure(local, peer, *terms, deadline)))
 
 
 def _terms(options: ConnectOptions) -> tuple[Terms, Terms]:
@@ -70,12 +69,10 @@ def _terms(options: ConnectOptions) -> tuple[Terms, Terms]:
     return make_terms(options), make_terms(options, listens=True)
 
 
-def _procedure(
-    front: type[M], local: str, peer: str, calling: Terms, called: Terms, deadline: Deadline
-) -> Procedure[M]:
+def _procedure(local: str, peer: str, calling: Terms, called: Terms, deadline: Deadline) -> Procedure[End]:
     url = tcp_url(peer)
     trace = Trace(Role.CONNECTOR, deadline)
-    meeting = _Meeting(front, called, tcp_url(local, bind=True))
+    meeting = _Meeting(called, tcp_url(local, bind=True))
     try:
         outgoing = Outgoing(url, (yield look_up(url, deadline)), calling.keys)
         meeting.expect(outgoing)
@@ -96,8 +93,7 @@ def _procedure(
     finally:
         meeting.close()
     connection.connect_s = deadline.waited_s
-    made: M = connection
-    return made
+    return connection
 
 
 class _Caller:
@@ -139,8 +135,8 @@ class _Meeting:
     What the peer's own call asks for is made by :class:`Incoming`, of which this is the listening side.
     """
 
-    def __init__(self, front: type[BaseConnection], called: Terms, url: str) -> None:
-        self.front, self.terms, self.workers = front, called, here()
+    def __init__(self, called: Terms, url: str) -> None:
+        self.terms, self.workers = called, here()
         self._lock = threading.Lock()
         self._changed = Signal()
         self._outgoing: Outgoing | None = None
@@ -150,7 +146,7 @@ class _Meeting:
         self._calls: list[Incoming] = []
         self._answering: Incoming | None = None
         self._prepared: Prepared | None = None
-        self._stands: list[BaseConnection] = []
+        self._stands: list[End] = []
         self._closed = False
         self._refused = ""
         self._acceptor = Acceptor(url, partial(_Caller, self), MAX_FRAME, called.keys)
@@ -215,10 +211,10 @@ class _Meeting:
 
     # ---- in worker threads: what an incoming connection asks
 
-    def held(self, incoming: Incoming) -> BaseConnection | None:
+    def held(self, incoming: Incoming) -> End | None:
         return None
 
-    def claim(self, connection: BaseConnection, incoming: Incoming) -> bool:
+    def claim(self, connection: End, incoming: Incoming) -> bool:
         return False
 
     def prepare(self, incoming: Incoming) -> Prepared:
@@ -226,7 +222,7 @@ class _Meeting:
         incoming.ports = (self._prepared.address,)
         return self._prepared
 
-    def proven(self, incoming: Incoming, again: BaseConnection | None) -> None:
+    def proven(self, incoming: Incoming, again: End | None) -> None:
         with self._lock:
             self._calls.remove(incoming)
             closed = self._closed
@@ -235,9 +231,9 @@ class _Meeting:
         self._changed.notify()
         if closed:
             for connection in incoming.made:
-                connection._close()
+                connection.close()
 
-    def failed(self, incoming: Incoming, error: RdmaConnectError, again: BaseConnection | None) -> None:
+    def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         log.warning("meet on %s: %s: %s", self._acceptor.url, incoming.channel.address, error)
         with self._lock:
             if incoming in self._calls:
@@ -247,7 +243,7 @@ class _Meeting:
 
     # ---- the procedure
 
-    def procedure(self, prepared: Prepared, calling: Terms, trace: Trace, deadline: Deadline) -> Procedure[Any]:
+    def procedure(self, prepared: Prepared, calling: Terms, trace: Trace, deadline: Deadline) -> Procedure[End]:
         """Take both conversations on until one of them stands."""
         self._prepared = prepared
         outgoing = self._outgoing
@@ -292,7 +288,7 @@ class _Meeting:
             deadline.check("connect: wait for the peer")
             yield Wait(deadline, changes=seen)
 
-    def _await_answered(self, answering: Incoming, deadline: Deadline) -> Procedure[Any]:
+    def _await_answered(self, answering: Incoming, deadline: Deadline) -> Procedure[End | None]:
         """Until the peer's call has become a connection; None if it has come to nothing."""
         answering.renew()
         answering.wake()
@@ -311,10 +307,10 @@ class _Meeting:
 
     def _join(
         self, conversation: Conversation, prepared: Prepared, calling: Terms, deadline: Deadline
-    ) -> Procedure[Any]:
+    ) -> Procedure[End]:
         """On the peer's reply: this side's call is the one that counts."""
         all_established = yield from raise_ends(conversation, prepared, calling, deadline)
-        connection: Any = self.front(prepared, prepared.transceivers[0], all_established[0])
+        connection = End(prepared, prepared.transceivers[0], all_established[0])
         self._outgoing = None  # its channel is the connection's now
         yield from prove([connection], calling, deadline)
         conversation.trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)
@@ -335,6 +331,6 @@ class _Meeting:
             else:
                 call.channel.close()
         for connection in stands:
-            connection._close()
+            connection.close()
         if self._outgoing is not None:
             self._outgoing.close()

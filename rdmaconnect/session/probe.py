@@ -13,7 +13,7 @@ from ..objects.memory import MR
 from ..protocol.messages import Proof
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
-from .base import BaseConnection
+from .end import End
 from .engine import Sent
 from .terms import Terms
 
@@ -39,19 +39,18 @@ class Prober:
     """Both halves of the proof, for connections that were made together. Never blocks.
 
     Args:
-        connections: in the order of the hello; their conversation is joined.
+        ends: in the order of the hello; their conversation is joined.
         deadline: of the call that waits. Until the peer is known to be in RTS that alone counts: one that is
             slow is no sign of a broken path. From then on the path has :data:`PATIENCE_S` for each probe.
     """
 
-    def __init__(self, connections: Sequence[BaseConnection], deadline: Deadline) -> None:
-        first = connections[0]
-        self._connections, self._conversation = connections, first._conversation
-        self._engine = first._engine
+    def __init__(self, ends: Sequence[End], deadline: Deadline) -> None:
+        first = ends[0]
+        self._ends, self._conversation = ends, first.conversation
+        self._engine = first.engine
         self._sizes = tuple(sorted({min(SMALL, first.max_send_size), self._large(first, first.max_send_size)}))
         self._due = {
-            index: {min(SMALL, c.local.recv_size), self._large(c, c.local.recv_size)}
-            for index, c in enumerate(connections)
+            index: {min(SMALL, c.local.recv_size), self._large(c, c.local.recv_size)} for index, c in enumerate(ends)
         }
         self._seen: set[int] = set()
         self._told = self._met = False
@@ -61,28 +60,28 @@ class Prober:
         self._last: dict[int, Sent] = {}
         self._sent_at = time.monotonic()
         room = sum(self._sizes)
-        memory = mmap.mmap(-1, room * len(connections))
+        memory = mmap.mmap(-1, room * len(ends))
         ident = self._conversation.id
-        for index in range(len(connections)):
+        for index in range(len(ends)):
             memory[index * room : (index + 1) * room] = b"".join(contents(ident, index, n) for n in self._sizes)
-        self._mr: MR = first._register(memory, AccessFlags(0))
+        self._mr: MR = first.register(memory, AccessFlags(0))
         self._waiting = self._work()
 
     def _be_patient(self) -> None:
         """Wait anew: something came, so the path is not dead."""
-        patience = PATIENCE_S + PATIENCE_EACH_S * len(self._connections)
+        patience = PATIENCE_S + PATIENCE_EACH_S * len(self._ends)
         self._met = True
         self._deadline = Deadline(min(self._call.left_s, patience), ConnectTimeout)
 
     @staticmethod
-    def _large(connection: BaseConnection, most: int) -> int:
-        mtu = MTU_BYTES[connection.path.path_mtu]
-        return min(most, mtu if connection.local.qp_type is QpType.UD else 2 * mtu + 1)
+    def _large(end: End, most: int) -> int:
+        mtu = MTU_BYTES[end.path.path_mtu]
+        return min(most, mtu if end.local.qp_type is QpType.UD else 2 * mtu + 1)
 
     def _work(self) -> list[tuple[int, int, int]]:
-        """(connection, address, size) of each probe that is to be sent."""
+        """(end, address, size) of each probe that is to be sent."""
         room, work = sum(self._sizes), []
-        for index in range(len(self._connections)):
+        for index in range(len(self._ends)):
             addr = self._mr.addr + index * room
             for size in self._sizes:
                 work.append((index, addr, size))
@@ -103,11 +102,11 @@ class Prober:
         """
         self._post()
         self._engine.progress()
-        for index, connection in enumerate(self._connections):
-            if connection._transceiver.broken is not None:
-                raise self._failed(connection)
+        for index, end in enumerate(self._ends):
+            if end.transceiver.broken is not None:
+                raise self._failed(end)
             if self._due[index]:
-                self._receive(index, connection)
+                self._receive(index, end)
         if not self._told and not any(self._due.values()):
             self._told = True
             self._conversation.trace.mark("proof", "sent: the peer's probes are here")
@@ -141,13 +140,13 @@ class Prober:
         left = []
         for work in self._waiting:
             index, addr, size = work
-            c = self._connections[index]
+            c = self._ends[index]
             before = self._last.get(index)
             if before is not None and before.status is None:
                 left.append(work)  # the small one first, so that a failure tells which of the two it was
                 continue
             sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if c._transceiver.post(sent, (addr, size, self._mr.lkey), None, c._to):
+            if c.transceiver.post(sent, (addr, size, self._mr.lkey), None, c.to):
                 self._sent.append(sent)
                 self._last[index] = sent
                 self._sent_at = time.monotonic()
@@ -155,33 +154,33 @@ class Prober:
                 left.append(work)
         self._waiting = left
 
-    def _receive(self, index: int, connection: BaseConnection) -> None:
+    def _receive(self, index: int, end: End) -> None:
         while True:
             with self._engine.lock:
-                inbox = connection._inbox()
+                inbox = end.inbox()
                 if not inbox:
                     return
                 slot, length = inbox.popleft()
-                came = bytes(connection._transceiver.payload(slot, length))
-                connection._transceiver.repost(slot)
+                came = bytes(end.transceiver.payload(slot, length))
+                end.transceiver.repost(slot)
             if came != contents(self._conversation.id, index, length):
                 raise RemoteProtocolError(
-                    f"prove the data path: {length} bytes from {connection.peer} are not what was sent. "
+                    f"prove the data path: {length} bytes from {end.peer} are not what was sent. "
                     "Do both ends mean the same queue pair?"
                 )
             self._seen.add(length)
-            if connection.local.qp_type is QpType.RC and any(size < length for size in self._due[index]):
+            if end.local.qp_type is QpType.RC and any(size < length for size in self._due[index]):
                 raise RemoteProtocolError(
-                    f"prove the data path: {length} bytes from {connection.peer} arrived, and those sent before them "
+                    f"prove the data path: {length} bytes from {end.peer} arrived, and those sent before them "
                     f"did not, which RC forbids. The PSNs of the two ends do not fit (the peer's begin with "
-                    f"{connection.peer.psn:#08x}), or the driver loses messages."
+                    f"{end.peer.psn:#08x}), or the driver loses messages."
                 )
             if length in self._due[index]:
                 self._due[index].discard(length)
                 self._be_patient()
 
-    def _failed(self, connection: BaseConnection) -> CompletionError:
-        error = connection._transceiver.broken
+    def _failed(self, end: End) -> CompletionError:
+        error = end.transceiver.broken
         assert error is not None
         unanswered = error.status in (WcStatus.RETRY_EXC_ERR, WcStatus.WR_FLUSH_ERR)
         small_arrived = unanswered and any(sent.status == WcStatus.SUCCESS for sent in self._sent)
@@ -190,14 +189,14 @@ class Prober:
             more = " (this host did not send: its firewall drops RoCE, UDP port 4791, or its network device refuses)"
         return CompletionError(
             error.status, vendor_err=error.vendor_err, wr_id=error.wr_id, qp_num=error.qp_num, opcode=error.opcode,
-            doing=f"prove the data path from {connection.local} to {connection.peer}{more}",
+            doing=f"prove the data path from {end.local} to {end.peer}{more}",
             hint="" if small_arrived else None,
         )  # fmt: skip
 
     def _mtu_words(self) -> str:
         return (
             f"({self._sizes[0]} bytes arrive, {self._sizes[-1]} do not: the network between carries less than "
-            f"path_mtu {MTU_BYTES[self._connections[0].path.path_mtu]}; give a smaller path_mtu)"
+            f"path_mtu {MTU_BYTES[self._ends[0].path.path_mtu]}; give a smaller path_mtu)"
         )
 
     def explain(self) -> str:
@@ -224,7 +223,7 @@ class Prober:
                 "No probe arrived: a firewall between drops RoCE (UDP port 4791), "
                 "or the two ends do not reach each other."
             )
-        ud = self._connections[0].local.qp_type is QpType.UD
+        ud = self._ends[0].local.qp_type is QpType.UD
         return f"{text} UD also drops in silence what comes with another Q_Key." if ud else text
 
     def arm(self) -> None:
@@ -253,7 +252,7 @@ class Prober:
         self._mr.close()
 
 
-def prove(made: Sequence[BaseConnection], terms: Terms, deadline: Deadline, *, again: bool = False) -> Procedure[None]:
+def prove(made: Sequence[End], terms: Terms, deadline: Deadline, *, again: bool = False) -> Procedure[None]:
     """Prove the data path if the hello asked for it; see :func:`abandon` for when it fails."""
     try:
         if terms.options.probe:
@@ -262,19 +261,19 @@ def prove(made: Sequence[BaseConnection], terms: Terms, deadline: Deadline, *, a
                 yield from prober.procedure()
             finally:
                 prober.close()
-            made[0]._conversation.trace.mark("proven", "the peer has our probes, and we its")
+            made[0].conversation.trace.mark("proven", "the peer has our probes, and we its")
     except BaseException as e:
         abandon(made, e, again=again)
         raise
-    for connection in made:
-        connection._known_as = connection._token
+    for end in made:
+        end.known_as = end.token
 
 
-def abandon(made: Sequence[BaseConnection], error: BaseException, *, again: bool = False) -> None:
+def abandon(made: Sequence[End], error: BaseException, *, again: bool = False) -> None:
     """Tell the peer why the proof failed, and close everything; what was connected ``again`` can be so once more."""
-    conversation = made[0]._conversation
+    conversation = made[0].conversation
     if not isinstance(error, PeerRejected):
         conversation.give_up(conversation.reject_of(error, "prove the data path"))
-    for connection in made:
+    for end in made:
         if not again:
-            connection._close()
+            end.close()

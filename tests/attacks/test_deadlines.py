@@ -276,7 +276,7 @@ def test_what_a_stopped_peer_does_not_take_holds_up_nobody(
             connection = accepted.result()
             assert child.line() == "connected"
             child.signal(signal.SIGSTOP)
-            channel = connection._conversation.channel
+            channel = connection._end.conversation.channel
             assert channel is not None
             for _ in range(3000):
                 channel.send(bytes(60000))

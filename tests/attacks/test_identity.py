@@ -80,7 +80,7 @@ def test_another_authorised_key_takes_nothing_over(software: Software, counted: 
             accepted = aside(listener.accept, deadline_s=10)
             mallory = rdmaconnect.connect(listener.url, private_data=b"mallory", deadline_s=10, **keys("mallory"))
             other = accepted.result()
-            mallory._known_as = alice._known_as
+            mallory._end.known_as = alice._end.known_as
             counted.call("mallory with alice's token", mallory.reconnect, deadline_s=1)
             counted.count("alice lost", there.lost is not None or alice.lost is not None)
             alice.send(b"still")

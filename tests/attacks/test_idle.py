@@ -30,11 +30,11 @@ def test_idle_peers_each_left_alone_in_turn(
         monkeypatch.setattr(conversation, "BEAT_TICKS", 1)
         monkeypatch.setattr(budget, "EARNED", budget.EARNED / tick_s)
         for end in (here, there):  # 10 ticks are 20 ms here: a busy machine is silent for longer
-            monkeypatch.setattr(end._conversation, "_silent_max", 5 / tick_s)
+            monkeypatch.setattr(end._end.conversation, "_silent_max", 5 / tick_s)
         seen = {"here": 0, "there": 0}
 
         def count(name: str, end: rdmaconnect.Connection) -> None:
-            talk = end._conversation
+            talk = end._end.conversation
             took_beat = talk.took_beat
 
             def counting(frame: bytes) -> bool:

@@ -53,7 +53,7 @@ def test_an_older_connector_connects(
             connection = accepted.result()
             sock.send(message("beat", hello["id"]))
             # it says no beat of its own, and is not missed: nor is it sent any, or joined, which it does not know
-            assert connection._conversation.left is None
+            assert connection._end.conversation.left is None
             again = hostile.hello(prev=hello["id"])
             sock.send(message("bye", hello["id"], why="close"))
             with pytest.raises(rdmaconnect.PeerClosed):

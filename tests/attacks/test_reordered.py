@@ -136,12 +136,12 @@ def test_an_old_hello_in_the_midst_of_the_proof_of_a_newer_one(software: Softwar
     for _ in range(scaled(3, 50)):
         with rdmaconnect.listen("127.0.0.1:0") as listener:
             here, there = pair(listener)
-            token = there._token
-            assert token == here._known_as
+            token = there._end.token
+            assert token == here._end.known_as
             with software.network.lose(lambda message: True) as lost:
                 again = [aside(end.reconnect, deadline_s=10) for end in (here, there)]
                 end = time.monotonic() + 5
-                while there._token == token or not lost.seen:
+                while there._end.token == token or not lost.seen:
                     assert time.monotonic() < end
                     time.sleep(0.005)
                 late = Peer.connect(listener.port)

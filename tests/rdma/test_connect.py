@@ -35,7 +35,7 @@ Pair = tuple[Connection, Connection]
 
 def test_both_ends_are_in_rts_with_mirrored_attributes(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect={"probe": False}) as (here, there):
-        mine, theirs = here._transceiver.qp.query(), there._transceiver.qp.query()
+        mine, theirs = here._end.transceiver.qp.query(), there._end.transceiver.qp.query()
     assert (mine.qp_state, theirs.qp_state) == (QpState.RTS, QpState.RTS)
     assert (mine.dest_qp_num, theirs.dest_qp_num) == (there.local.qp_num, here.local.qp_num)
     assert (mine.rq_psn, theirs.rq_psn) == (there.local.psn, here.local.psn)
@@ -76,14 +76,14 @@ def test_rd_atomic_depth_is_what_the_other_end_can_answer(node1: Node, node2: No
     with connected(node1, node2, listen={"max_rd_atomic": 2}) as (here, there):
         assert here.path.max_rd_atomic == 2
         assert there.path.max_dest_rd_atomic == 2
-        assert here._transceiver.qp.query().max_rd_atomic == 2
+        assert here._end.transceiver.qp.query().max_rd_atomic == 2
 
 
 def test_traffic_class_and_flow_label_of_the_connector_count_on_both_ends(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect={"traffic_class": 0x60, "flow_label": 77}) as (here, there):
         for end in (here, there):
             assert (end.path.ah_attr.traffic_class, end.path.ah_attr.flow_label) == (0x60, 77)
-            assert end._transceiver.qp.query().ah_attr.traffic_class == 0x60
+            assert end._end.transceiver.qp.query().ah_attr.traffic_class == 0x60
 
 
 def test_connector_may_start_before_the_listener(node1: Node, node2: Node) -> None:

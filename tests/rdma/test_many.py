@@ -38,7 +38,7 @@ def test_bulk_is_one_exchange_and_all_are_usable(node1: Node, node2: Node, monke
         try:
             assert said == [Hello, Ready, Proof]
             assert len({c.local.qp_num for c in mine}) == count
-            assert mine[0]._engine is mine[-1]._engine
+            assert mine[0]._end.engine is mine[-1]._end.engine
             by_number = {c.local.qp_num: c for c in theirs}
             for i, conn in enumerate(mine):
                 conn.send(i.to_bytes(4, "big"), deadline_s=PATIENCE)

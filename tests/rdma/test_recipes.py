@@ -179,7 +179,7 @@ def test_r10_no_receive_is_posted(node1: Node, node2: Node) -> None:
 
 def test_r11_the_peers_queue_pair_is_dead(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect=QUICK) as (a, b):
-        b._transceiver.qp.modify({"qp_state": QpState.ERR})
+        b._end.transceiver.qp.modify({"qp_state": QpState.ERR})
         here = told(a.send, b"x", deadline_s=DEADLINE_S)
         there = told(b.recv, deadline_s=DEADLINE_S)
     here.says(CompletionError, "RETRY_EXC_ERR .*stopped answering: it is gone, its queue pair is not in RTR", 10)
@@ -375,4 +375,4 @@ def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
 
 def test_r31_the_kernel_sets_the_hop_limit(node1: Node, node2: Node) -> None:
     with connected(node1, node2, connect={"hop_limit": 1}) as (a, _):
-        assert a._transceiver.qp.query().ah_attr.hop_limit == 64
+        assert a._end.transceiver.qp.query().ah_attr.hop_limit == 64
