@@ -169,7 +169,7 @@ def test_a_forked_process_waits_for_no_thread_that_it_does_not_have(freed: list[
     inside, over = threading.Event(), threading.Event()
 
     def use() -> None:
-        with thing._lock, thing._ending:
+        with thing.lock, thing._ending:
             inside.set()
             over.wait(30)
 
@@ -252,7 +252,7 @@ def test_a_call_in_progress_ends_before_the_object_is_freed(freed: list[Any]) ->
     inside = threading.Event()
 
     def use() -> None:
-        with thing._lock:
+        with thing.lock:
             inside.set()
             time.sleep(0.05)
             freed.append("used")
@@ -417,7 +417,7 @@ def test_closing_while_a_child_is_being_collected_ends_with_that(freed: list[Any
 def test_what_must_wait_is_kept_by_its_parents(freed: list[Any]) -> None:
     class InFlight(Thing):
         def _must_wait(self) -> bool:
-            return not any(parent._due for parent in self._parents)
+            return not any(parent.due for parent in self._parents)
 
     parent = Thing("parent", "p")
     with pytest.warns(ResourceWarning, match="c was never closed"):

@@ -459,7 +459,7 @@ def test_the_collector_waits_for_no_other_thread(context: Context, software: Sof
     inside, go = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with context._device._lock:  # as who takes an event, or destroys something
+        with context._device.lock:  # as who takes an event, or destroys something
             inside.set()
             go.wait(30)
 
@@ -480,7 +480,7 @@ def test_what_the_collector_left_is_closed_with_its_parents(software: Software) 
     context = open_device("soft0")
 
     def hold() -> None:
-        with context._device._lock:
+        with context._device.lock:
             inside.set()
             go.wait(30)
 

@@ -251,6 +251,70 @@ def test_a_pure_room_is_handed_clock_chance_and_world(name: str) -> None:
     assert not {"open", "print", "input", "environ", "getenv"} & set(identifiers(TREES[name]))
 
 
+def is_private(name: str) -> bool:
+    """Whether a name of ours is not for others: ``_fields_`` and its like are those of ctypes."""
+    return name.startswith("_") and not name.endswith("_")
+
+
+def private_names(tree: ast.AST) -> set[str]:
+    """The private attributes that a file defines: methods, and what is set on self or in the body of a class."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value, set()):
+            found.add(node.attr)
+        elif isinstance(node, ast.ClassDef):
+            targets = [part.target for part in node.body if isinstance(part, ast.AnnAssign)]
+            targets += [target for part in node.body if isinstance(part, ast.Assign) for target in part.targets]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if is_private(name)}
+
+
+def is_own(value: ast.expr, classes: set[str]) -> bool:
+    """Whether an expression is the object itself, its class, or what it inherits."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and value.id in {"self", "cls"} | classes
+
+
+def reached_into(tree: ast.AST) -> list[tuple[int, str]]:
+    """(line, expression) of each private attribute of another object."""
+    classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return [
+        (node.lineno, ast.unparse(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value, classes)
+    ]
+
+
+def test_the_reader_of_private_names_sees_them() -> None:
+    tree = ast.parse(
+        "class A:\n _x = 1\n def _f(self): self._y = b._z; return A._f, super()._w, b.c._fields_, self._a._b"
+    )
+    assert private_names(tree) == {"_x", "_f", "_y"}
+    assert {words for _, words in reached_into(tree)} == {"b._z", "self._a._b"}
+
+
+def test_nobody_reaches_into_an_object_of_another_file() -> None:
+    defined = {name: private_names(tree) for name, tree in TREES.items()}
+    ours_ = set().union(*defined.values())
+    assert len(ours_) > 100
+    found = {
+        f"{name}:{line}: {words}"
+        for name, tree in TREES.items()
+        for line, words in reached_into(tree)
+        if (attr := words.rpartition(".")[2]) in ours_ and attr not in defined[name]
+    }
+    assert found == set()
+
+
+def test_the_session_deals_with_ends_by_their_public_names() -> None:
+    # what a user holds gives its end to those who connect through it
+    found = {words for name, tree in TREES.items() if room(name) == "session" for _, words in reached_into(tree)}
+    assert found == {"connection._end"}
+
+
 def test_c_names_stay_where_c_is_spoken() -> None:
     elsewhere = [name for name in FILES if room(name) not in {"abi", "verbs", "objects"}]
     found = {name: [word for word in identifiers(TREES[name]) if word.startswith("ibv_")] for name in elsewhere}

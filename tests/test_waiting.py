@@ -24,7 +24,7 @@ class Pipe(Waitable[bytes]):
         super().__init__(object, "pipe", (), lambda _: fd)
 
     def _take(self) -> bytes | None:
-        with self._lock:
+        with self.lock:
             self.pointer  # noqa: B018
             try:
                 return os.read(self._fd, 1)

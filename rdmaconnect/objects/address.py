@@ -148,7 +148,7 @@ class AddressHandle(Owned):
 
     def _must_wait(self) -> bool:
         # sends that name it may be on their way, and would fail: it is kept with the protection domain
-        return not any(parent._due for parent in self._parents)
+        return not any(parent.due for parent in self._parents)
 
     def _release(self, pointer: Any) -> None:
         verbs.ibv_destroy_ah(pointer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from .. import verbs
 from ..abi import EventType, ibv_async_event
+from ..errors import StateError
 from .owned import Owned
 from .waitable import Waitable
 
@@ -105,7 +107,7 @@ class AsyncEvents(Waitable[AsyncEvent]):
             StateError: after close.
         """
         # the device's lock, which whoever destroys something holds too: one that is gone waits for no acknowledgement
-        with self._context._lock:
+        with self._context.lock:
             self.taker = threading.get_ident()
             try:
                 event = verbs.ibv_get_async_event(self.pointer)
@@ -138,10 +140,10 @@ class AsyncEvents(Waitable[AsyncEvent]):
 
 def _made_at(owner: Owned, address: int) -> Owned | None:
     """The object among all that was made from ``owner`` whose C struct is at ``address``."""
-    for child in [ref() for ref in list(owner._children.values())]:
-        if child is None:
-            continue
-        contents = getattr(child._pointer, "contents", None)
+    for child in owner.children():
+        contents = None
+        with suppress(StateError):  # it may be closed by another thread
+            contents = getattr(child.pointer, "contents", None)
         if contents is not None and ctypes.addressof(contents) == address:
             return child
         found = _made_at(child, address)

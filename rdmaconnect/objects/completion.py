@@ -61,7 +61,7 @@ class CompChannel(Waitable["list[CQ]"]):
         Raises:
             StateError: after close.
         """
-        with self._lock:
+        with self.lock:
             self.pointer  # noqa: B018
             return self._take_all()
 
@@ -86,7 +86,7 @@ class CompChannel(Waitable["list[CQ]"]):
         try:
             verbs.ibv_destroy_comp_channel(pointer)
         except VerbsError:
-            if not self._gone:
+            if not self.gone:
                 raise
             os.close(self._fd)  # C counts the queues of the lost device, which are never freed
 
@@ -197,7 +197,7 @@ class CQ(Owned):
         Source: ibv_poll_cq(3).
         """
         array = self._mine.array
-        with self._lock:
+        with self.lock:
             pointer = self._pointer
             if pointer is None:
                 self.pointer  # noqa: B018  says why
@@ -286,7 +286,7 @@ class CQ(Owned):
             if count:
                 raise ValueError(f"acknowledge {count} events of {self.name}: it has no channel, so none can come")
             return
-        with self.channel._lock:
+        with self.channel.lock:
             due = self._unacked if count is None else count
             if not 0 <= due <= self._unacked:
                 raise ValueError(f"acknowledge {due} events of {self.name}: {self._unacked} are due")
@@ -306,7 +306,7 @@ class CQ(Owned):
 
     def _locks_after(self) -> list[Any]:
         # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
-        return [self.context.destroying(self), *([] if self.channel is None else [self.channel._lock])]
+        return [self.context.destroying(self), *([] if self.channel is None else [self.channel.lock])]
 
     def _release(self, pointer: Any) -> None:
         if self.channel is not None:

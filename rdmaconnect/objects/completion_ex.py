@@ -136,7 +136,7 @@ class CQEx(CurrentCompletion, CQ):
         self._outside("start a batch")
         self._batch.acquire()
         try:
-            with self._lock:
+            with self.lock:
                 self.pointer  # noqa: B018
                 me = this.thread
                 if self._start(me):
@@ -160,7 +160,7 @@ class CQEx(CurrentCompletion, CQ):
 
         Source: ibv_create_cq_ex(3), ``ibv_next_poll``.
         """
-        with self._lock:
+        with self.lock:
             me = this.thread
             if self._owner is not me:
                 self._within("go on")
@@ -184,7 +184,7 @@ class CQEx(CurrentCompletion, CQ):
 
         Source: ibv_create_cq_ex(3), ``ibv_end_poll``.
         """
-        with self._lock:
+        with self.lock:
             self._within("end a batch")
             self._end_batch()
 
@@ -198,7 +198,7 @@ class CQEx(CurrentCompletion, CQ):
     def _leave_batch(self, number: int) -> None:
         """End that batch, if it is still open. Whoever has let go of it is not within it, whichever thread it is."""
         if self._is_open(number):  # the lock only then: the collector comes here from anywhere
-            with self._lock:
+            with self.lock:
                 if self._is_open(number):
                     self._end_batch()
 
@@ -207,7 +207,7 @@ class CQEx(CurrentCompletion, CQ):
 
     def _go_on(self, number: int) -> bool:
         """As :meth:`next_poll`, if that batch is still open."""
-        with self._lock:
+        with self.lock:
             me = this.thread
             if self._owner is not me or self._count != number:
                 if not self._is_open(number):

@@ -28,7 +28,7 @@ __all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "why_non
 class _Device(Owned):
     """A ``struct ibv_context``: one in a process for each device, however many have opened it.
 
-    Its ``_lock`` is held while an asynchronous event is taken, and while anything is destroyed that one can be of.
+    Its ``lock`` is held while an asynchronous event is taken, and while anything is destroyed that one can be of.
     """
 
     def __init__(self, make: Callable[[], Any], name: str) -> None:
@@ -41,7 +41,7 @@ class _Device(Owned):
         """One use more; the pointer. StateError where the last one was just given back."""
         # first put down, then look: so does give_back, the other way round. The collector may be in either, so no lock
         self._uses[key] = None
-        if self._due:
+        if self.due:
             self.give_back(key)
             raise StateError(f"open {self.name}: it is being closed.")
         return self.pointer
@@ -50,9 +50,9 @@ class _Device(Owned):
         """One use less; after the last one the device is due."""
         self._uses.pop(key, None)
         if not self._uses:
-            self._due = True
+            self.due = True
             if self._uses:
-                self._due = False
+                self.due = False
             elif _opened.get(self.name) is self:
                 _opened.pop(self.name, None)
 
@@ -100,7 +100,7 @@ class Context(Owned):
         events = self._device.events
         if events is not None and events.taker == threading.get_ident():
             raise StateError(f"close {what.name}: an event of the device is just being taken.")
-        return self._device._lock
+        return self._device.lock
 
     # ---- the device
 
@@ -328,7 +328,7 @@ def open_device(name: str) -> Context:
     with _lock:
         while True:
             device = _opened.get(name)
-            if device is None or device._due or device._gone:  # one that is gone may be back under its name
+            if device is None or device.due or device.gone:  # one that is gone may be back under its name
                 device = _opened[name] = _Device(lambda: _open(name), name)
             try:
                 return Context(device)

@@ -51,7 +51,7 @@ class CurrentCompletion(Owned):
 
     def _read(self, verb: Callable[[Any], Any], flag: CqWcFlags | None = None) -> Any:
         """Call a verb that reads the current completion, if the queue was made for it."""
-        with self._lock:
+        with self.lock:
             if self._reader is not this.thread or verb not in self._asked:
                 self._check_asked(verb, flag)
             return verb(self._struct)
@@ -72,7 +72,7 @@ class CurrentCompletion(Owned):
     @property
     def wr_id(self) -> int:
         """The work request's id, 64 bits."""
-        with self._lock:
+        with self.lock:
             if self._reader is not this.thread:
                 self._check_current("wr_id")
             number: int = self._struct.wr_id
@@ -81,7 +81,7 @@ class CurrentCompletion(Owned):
     @property
     def status(self) -> WcStatus:
         """How it ended."""
-        with self._lock:
+        with self.lock:
             if self._reader is not this.thread:
                 self._check_current("status")
             return WcStatus(self._struct.status)

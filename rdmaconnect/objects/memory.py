@@ -203,9 +203,9 @@ class MR(Owned):
             StateError: after close.
         """
         self.pointer  # noqa: B018
-        return Sge(self.addr + offset, self._part(offset, length), self.lkey, self)
+        return Sge(self.addr + offset, self.part_length(offset, length), self.lkey, self)
 
-    def _part(self, offset: int, length: int | None) -> int:
+    def part_length(self, offset: int, length: int | None) -> int:
         """The length of a part, if it is inside of the region."""
         size = self.length - offset if length is None else length
         if offset < 0 or size < 0 or offset + size > self.length:

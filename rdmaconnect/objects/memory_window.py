@@ -81,7 +81,7 @@ class MW(Owned):
         Raises:
             ValueError: outside of the region, a region without ``MW_BIND`` or of another protection domain.
         """
-        size = mr._part(offset, length)
+        size = mr.part_length(offset, length)
         if mr.pd.base is not self.pd.base:
             raise ValueError(f"bind {self.name} to {mr.name}: that is of another protection domain")
         if not mr.access & AccessFlags.MW_BIND:
@@ -91,13 +91,13 @@ class MW(Owned):
         put(info, addr=mr.addr + offset, length=size, mw_access_flags=int(chosen))
         return info
 
-    def _bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> tuple[int, RemoteRegion | None, MR | None]:
+    def note_bound(self, mr: MR, info: ibv_mw_bind_info, rkey: int) -> tuple[int, RemoteRegion | None, MR | None]:
         """A bind is being posted: from now on the region may not go before the window, the former one may.
 
         The key in the struct is still the old one, for the provider reads it: :attr:`rkey` is set once it is posted.
 
         Returns:
-            What :meth:`_unbound` needs if it was not posted after all.
+            What :meth:`note_unbound` needs if it was not posted after all.
         """
         before = self.rkey, self._region, self._mr
         self._adopt_by(mr, instead_of=self._mr)
@@ -106,7 +106,7 @@ class MW(Owned):
         self._mr = mr
         return before
 
-    def _unbound(self, before: tuple[int, RemoteRegion | None, MR | None]) -> None:
+    def note_unbound(self, before: tuple[int, RemoteRegion | None, MR | None]) -> None:
         """As it was before a bind that was not posted."""
         rkey, self._region, mr = before
         if not self.closed:

@@ -2,7 +2,7 @@
 
 * **Made under its parents.** An object is its parents' child from before the library makes it, so nobody frees a
   parent under a constructor; a parent that is being closed takes no more children.
-* **Used by one thread at a time.** Whoever calls the library with an object holds its ``_lock``, and so does whoever
+* **Used by one thread at a time.** Whoever calls the library with an object holds its ``lock``, and so does whoever
   frees it: no call of a class of this package meets a freed object. (A ``pointer`` that was taken out of it is in the
   hands of who took it.)
 * **Closed once.** However many threads close an object, or it and its parents, one frees it and the others wait for
@@ -101,7 +101,7 @@ def exclusive(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concaten
 
     @functools.wraps(method)
     def alone(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self._lock:
+        with self.lock:
             return method(self, *args, **kwargs)
 
     return alone
@@ -111,10 +111,10 @@ def holding(things: Iterable[Owned]) -> AbstractContextManager[object]:
     """The locks of several objects, taken in one order whoever asks: the library reads them all in one call."""
     found = sorted(set(things), key=id)
     if len(found) == 1:
-        return found[0]._lock
+        return found[0].lock
     stack = ExitStack()
     for thing in found:
-        stack.enter_context(thing._lock)
+        stack.enter_context(thing.lock)
     return stack
 
 
@@ -141,21 +141,21 @@ class Owned:
     #: close() is on its way down
     _closing = False
     #: to be freed as soon as it has no children: it was forgotten, or closed while the last of them are collected
-    _due = False
+    due = False
     #: the device is gone
-    _gone = False
+    gone = False
 
     def __init__(self, make: Callable[[], Any], name: str, parents: tuple[Owned, ...] = ()) -> None:
         self.name = name
         #: held while the library is called with it
-        self._lock = threading.RLock()
-        #: held by who closes it; taken before that of its children, and before any ``_lock``
+        self.lock = threading.RLock()
+        #: held by who closes it; taken before that of its children, and before any ``lock``
         self._ending = threading.RLock()
         self._parents = parents
         self._children: dict[int, Callable[[], Owned | None]] = {}
         _try_again()
         _here[id(self)] = weakref.ref(self)
-        with self._lock:
+        with self.lock:
             try:
                 for parent in parents:
                     parent._admit(self)
@@ -168,7 +168,7 @@ class Owned:
         """Take a child, unless it is too late."""
         # first put down, then look: so does close(), the other way round
         self._children[id(child)] = weakref.ref(child)
-        if self._closing or self._due or self._pointer is None:
+        if self._closing or self.due or self._pointer is None:
             self._children.pop(id(child), None)
             self.pointer  # noqa: B018  says what is the matter
             raise StateError(f"make {child.name}: {self.name} is being closed.")
@@ -190,6 +190,10 @@ class Owned:
         self._parents = tuple(p for p in self._parents if p is not parent)
         parent._children.pop(id(self), None)
 
+    def children(self) -> list[Owned]:
+        """What was made from it and is not forgotten, in that order."""
+        return [child for ref in list(self._children.values()) if (child := ref()) is not None]
+
     def _locks_before(self) -> list[Any]:
         """The locks to be held before its own when it is freed; a ``StateError`` if that cannot be now."""
         return []
@@ -208,7 +212,7 @@ class Owned:
     def _disown(self) -> None:
         """It belongs to the process that has just forked this one."""
         self._pointer, self._forked = None, True
-        self._lock, self._ending = threading.RLock(), threading.RLock()
+        self.lock, self._ending = threading.RLock(), threading.RLock()
 
     def _answers(self) -> bool:
         """Whether the device is there, as far as anything that it was made from knows how to ask."""
@@ -256,7 +260,7 @@ class Owned:
             return
         try:
             with _taken([self._ending], wait, self):
-                with _taken([self._lock], wait, self):  # whoever makes or uses it comes to an end first
+                with _taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
                     if self._pointer is None or self._closing:
                         return
                     self._closing = True
@@ -275,25 +279,24 @@ class Owned:
         while True:
             now: list[RdmaConnectError] = []
             went = False
-            for child in reversed([ref() for ref in list(self._children.values())]):
-                if child is not None:
-                    was_open = not child.closed
-                    child._close(now, wait)
-                    went |= was_open and child.closed
+            for child in reversed(self.children()):
+                was_open = not child.closed
+                child._close(now, wait)
+                went |= was_open and child.closed
             # what is busy can be so by one of the others: a region by a window, whose new binding never took place
             if not (now and went):
                 break
         refused += now
-        self._due = not now
-        return self._due and not self._children  # of those that are being collected now, the last one comes back here
+        self.due = not now
+        return self.due and not self._children  # of those that are being collected now, the last one comes back here
 
     def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Free it, its children being gone; whether that is done."""
         try:
-            with _taken(self._locks_before(), wait, self), _taken([self._lock, *self._locks_after()], wait, self):
+            with _taken(self._locks_before(), wait, self), _taken([self.lock, *self._locks_after()], wait, self):
                 self._free_alone()
         except RdmaConnectError as e:
-            self._due = False
+            self.due = False
             refused.append(VerbsError(e.verb, e.errno or 0, f"close {self.name}") if isinstance(e, VerbsError) else e)
             return False
         return True
@@ -304,7 +307,7 @@ class Owned:
             self._pointer = None  # before, as the library lets the interpreter's lock go
             self._release(pointer)
         except RdmaConnectError as e:
-            gone = self._gone or (isinstance(e, VerbsError) and e.errno in _GONE and not self._answers())
+            gone = self.gone or (isinstance(e, VerbsError) and e.errno in _GONE and not self._answers())
             if not gone:
                 self._pointer = pointer
                 raise
@@ -316,7 +319,7 @@ class Owned:
 
     def _lose(self) -> None:
         """The device is gone, and so is all that this was made from."""
-        self._gone = True
+        self.gone = True
         for parent in self._parents:
             parent._lose()
 
@@ -326,7 +329,7 @@ class Owned:
         _kept.pop(id(self), None)
         for parent in self._parents:
             parent._children.pop(id(self), None)
-            if parent._due:
+            if parent.due:
                 parent._collect(wait)
 
     def __enter__(self: _Self) -> _Self:
@@ -344,7 +347,7 @@ class Owned:
             warnings.warn(f"{self.name} was never closed", ResourceWarning, source=self, stacklevel=2)
         finally:
             if not sys.is_finalizing():  # the kernel frees what a process leaves; memory: see ``memory``
-                self._due = True
+                self.due = True
                 self._collect()
 
     def _collect(self, wait: bool = False) -> None:

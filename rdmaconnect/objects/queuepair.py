@@ -232,7 +232,7 @@ class QueuePair(OptionalVerbs):
 
     def _alone(self, doing: str) -> AbstractContextManager[object]:
         """To be held where no other thread may be amid something."""
-        return self._lock
+        return self.lock
 
     def _refused(
         self,
@@ -273,7 +273,7 @@ class QueuePair(OptionalVerbs):
 
     def _found_in(self) -> QpState:
         """Ask the device for the state, which it may have changed by itself."""
-        with contextlib.suppress(VerbsError), self._lock:
+        with contextlib.suppress(VerbsError), self.lock:
             self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
         return self.state
 
@@ -305,7 +305,7 @@ class QueuePair(OptionalVerbs):
 
         Source: ibv_post_send(3).
         """
-        with self._lock:
+        with self.lock:
             pointer = self._pointer
             if pointer is None:
                 self.pointer  # noqa: B018  says why
@@ -328,13 +328,13 @@ class QueuePair(OptionalVerbs):
                 for index, work in enumerate(works):
                     if work is not None and work.bind is not None:
                         (mw, mr), (_, rkey, info) = work.bind, work.args
-                        bound.append((index, mw, rkey, mw._bound(mr, info, rkey)))
+                        bound.append((index, mw, rkey, mw.note_bound(mr, info, rkey)))
                 post(self._post_send, self.pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
             except BaseException as e:
                 posted = (e.posted if isinstance(e, PostError) else 0) or 0
                 for index, mw, _, before in reversed(bound):
                     if index >= posted:
-                        mw._unbound(before)
+                        mw.note_unbound(before)
                 bound = [one for one in bound if one[0] < posted]
                 raise
             finally:
@@ -351,7 +351,7 @@ class QueuePair(OptionalVerbs):
 
         Source: ibv_post_recv(3).
         """
-        with self._lock:
+        with self.lock:
             pointer = self._pointer
             if pointer is None:
                 self.pointer  # noqa: B018  says why

@@ -193,7 +193,7 @@ class QueuePairEx(QueuePair):
     def _alone(self, doing: str) -> AbstractContextManager[object]:
         stack = ExitStack()
         stack.enter_context(self._no_batch(doing))
-        stack.enter_context(self._lock)
+        stack.enter_context(self.lock)
         return stack
 
     def _release(self, handle: Any) -> None:
@@ -261,7 +261,7 @@ class Batch(Work):
             raise StateError(f"begin a batch on {qp.name}: this one was used. Ask for another one.")
         qp._writing.acquire()
         try:
-            with qp._lock:
+            with qp.lock:
                 qp.pointer  # noqa: B018
                 verbs.ibv_wr_start(qp._ex)
                 self.thread, qp._batch = this.thread, self
@@ -288,7 +288,7 @@ class Batch(Work):
         self._drop()
 
     def _drop(self) -> None:
-        with self._qp._lock:
+        with self._qp.lock:
             if self.thread is not None:
                 try:
                     verbs.ibv_wr_abort(self._qp._ex)
@@ -298,7 +298,7 @@ class Batch(Work):
     def _complete(self) -> None:
         posted = False
         try:
-            with self._qp._lock:
+            with self._qp.lock:
                 try:
                     verbs.ibv_wr_complete(self._qp._ex)
                     posted = True
@@ -311,14 +311,14 @@ class Batch(Work):
     def _end(self, undo: bool) -> None:
         if undo:
             for mw, before in reversed(self._bound):
-                mw._unbound(before)
+                mw.note_unbound(before)
         self.thread = self._qp._batch = None
         self._kept.clear()
         self._qp._writing.release()
 
     def _put(self, work: Operation) -> None:
         qp = self._qp
-        with qp._lock, holding(work.holds()):
+        with qp.lock, holding(work.holds()):
             if self.thread is not this.thread:
                 why = "its batch is not open in this thread. Use it in its block."
                 raise StateError(f"{work.opcode} on {qp.name}: {why}")
@@ -335,7 +335,7 @@ class Batch(Work):
     def _write(self, work: Operation, calls: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         if work.bind is not None:
             mw, mr = work.bind
-            self._bound.append((mw, mw._bound(mr, work.args[2], work.args[1])))
+            self._bound.append((mw, mw.note_bound(mr, work.args[2], work.args[1])))
         self._wr.wr_id, self._wr.wr_flags = work.wr_id, work.flags
         for verb, args in calls:
             verb(self._wr, *args)

@@ -69,16 +69,16 @@ class OptionalVerbs(Owned):
         if self.pd is None or mw.pd.base is not self.pd.base:
             raise ValueError(f"bind {mw.name} by {self.name}: it is of another protection domain")
         bind = put(ibv_mw_bind(bind_info=info), wr_id=wr_id, send_flags=int(flags))
-        with self._lock, holding((mw, mr)):
+        with self.lock, holding((mw, mr)):
             if self.state < QpState.RTS:
                 raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
-            before = mw._bound(mr, info, mw.rkey)
+            before = mw.note_bound(mr, info, mw.rkey)
             try:
                 verbs.ibv_bind_mw(self.pointer, mw.pointer, bind)
             except BaseException:
-                mw._unbound(before)
+                mw.note_unbound(before)
                 raise
-            mw._bound(mr, info, mw.rkey)
+            mw.note_bound(mr, info, mw.rkey)
 
     @exclusive
     def attach_mcast(self, gid: Gid, lid: int = 0) -> None:

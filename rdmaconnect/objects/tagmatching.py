@@ -103,7 +103,7 @@ class TagList:
             put(wr.tm, unexpected_cnt=unexpected)
             flags |= OpsFlags.TM_SYNC
         put(wr, wr_id=wr_id, flags=int(flags))
-        with self.srq._lock:
+        with self.srq.lock:
             number, _ = verbs.ibv_post_srq_ops(self.srq.pointer, pointer(wr))
         if number:
             doing = f"{OpsWrOpcode(wr.opcode)} (wr_id {wr_id}) in the tag list of {self.srq.name}"

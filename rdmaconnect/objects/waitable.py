@@ -90,7 +90,7 @@ class Waitable(Owned, Generic[T]):
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         # a descriptor of its own: two tasks can watch, and none watches a number that was closed and given anew
-        with self._lock:
+        with self.lock:
             fd = os.dup(self.fileno())
         self._sleepers.add((loop, woken))
         loop.add_reader(fd, _wake, woken)

@@ -109,7 +109,7 @@ class WQ(Owned):
             put(attr, flags=int(flags), flags_mask=int(flags if flags_mask is None else flags_mask))
             mask |= WqAttrMask.FLAGS
         attr.attr_mask = int(mask)
-        with apart_from([self.cq], f"move {self.name}"), self._lock:
+        with apart_from([self.cq], f"move {self.name}"), self.lock:
             verbs.ibv_modify_wq(self.pointer, attr)
             if state is not None:
                 self.state = state
