@@ -40,7 +40,7 @@ def documented(thing: Any, section: str = "Args") -> list[str]:
     text = inspect.getdoc(thing) or ""
     body = re.search(rf"^{section}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
     assert body, thing
-    heads = re.findall(r"^    ([\w, *]+):", body[1], re.MULTILINE)
+    heads = re.findall(r"^    ([\w*][\w, *]*):", body[1], re.MULTILINE)
     return [name for head in heads for name in head.replace("*", "").split(", ")]
 
 

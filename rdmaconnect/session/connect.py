@@ -58,8 +58,8 @@ def connect(peer: str, *, via: Connection | None = None, **options: Unpack[Conne
     Args:
         peer: ``"host"``, ``"host:port"`` (port 18515 by default) or a ``tcp://`` url.
         via: for UD, a connection whose queue pair is used for this peer too.
-        **options: see :class:`ConnectOptions` and, for ``device``, ``gid_index``, ``path_mtu`` and all others that
-            ``listen`` takes too, :class:`Options`.
+        **options: see :class:`ConnectOptions`; ``device``, ``gid_index``, ``path_mtu`` and all else that is of the
+            queue pair and its port, see :class:`Options`.
 
     Returns:
         The connection, its queue pair in RTS and its data path proven.

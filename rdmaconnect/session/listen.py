@@ -126,7 +126,8 @@ def listen(address: str = "*", **options: Unpack[ListenOptions]) -> Listener:
     Args:
         address: ``"*"`` for all addresses, ``"host"``, ``"host:port"`` or a ``tcp://`` url. The port
             defaults to 18515; 0 takes a free one, see ``Listener.url``.
-        **options: see :class:`ListenOptions` and, for all that ``connect`` takes too, :class:`Options`.
+        **options: see :class:`ListenOptions`; ``device``, ``gid_index``, ``recv_size`` and all else that is of the
+            queue pairs and their port, see :class:`Options`.
 
     Returns:
         The listener; connectors are taken from now on.

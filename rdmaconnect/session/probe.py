@@ -50,7 +50,8 @@ class Prober:
         self._engine = first.engine
         self._sizes = tuple(sorted({min(SMALL, first.max_send_size), self._large(first, first.max_send_size)}))
         self._due = {
-            index: {min(SMALL, c.local.recv_size), self._large(c, c.local.recv_size)} for index, c in enumerate(ends)
+            index: {min(SMALL, end.local.recv_size), self._large(end, end.local.recv_size)}
+            for index, end in enumerate(ends)
         }
         self._seen: set[int] = set()
         self._told = self._met = False
@@ -140,13 +141,13 @@ class Prober:
         left = []
         for work in self._waiting:
             index, addr, size = work
-            c = self._ends[index]
+            end = self._ends[index]
             before = self._last.get(index)
             if before is not None and before.status is None:
                 left.append(work)  # the small one first, so that a failure tells which of the two it was
                 continue
             sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if c.transceiver.post(sent, (addr, size, self._mr.lkey), None, c.to):
+            if end.transceiver.post(sent, (addr, size, self._mr.lkey), None, end.to):
                 self._sent.append(sent)
                 self._last[index] = sent
                 self._sent_at = time.monotonic()
