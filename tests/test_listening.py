@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import threading
 import time
 from concurrent.futures import Future
@@ -29,7 +30,7 @@ from rdmaconnect.errors import (
 )
 from rdmaconnect.protocol.codec import decode, encode
 from rdmaconnect.protocol.messages import Beat, Bye, Hello, Ready, Reject, Reply, Target
-from rdmaconnect.session import incoming
+from rdmaconnect.session import incoming, listening
 
 __all__ = ["world"]  # a fixture of hosts
 
@@ -165,6 +166,77 @@ def test_who_is_told_to_come_again_does_so_until_its_deadline_and_no_longer(worl
             rdmaconnect.connect(listener.url, device="here", probe=False, deadline_s=0.6)
         assert time.monotonic() - before < 0.6 + 1
         assert "it answered: busy: 1 connections are half open" in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", ["before it is ready", "reconnecting"])
+def test_who_has_lost_its_place_to_others_asks_anew_and_comes_in(
+    world: World, hello: Hello, stage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listening, "PATIENCE_MAX_S", 0.2)
+    slow, more = threading.Event(), {"device": "here", "probe": False, "deadline_s": PATIENCE_S}
+    with (
+        rdmaconnect.listen("127.0.0.1:0", device="there", probe=False, max_half_open=1) as listener,
+        ExitStack() as all_,
+    ):
+        again = stage == "reconnecting"
+        if again:
+            first = all_.enter_context(rdmaconnect.connect(listener.url, **more))
+            there = all_.enter_context(listener.accept(deadline_s=PATIENCE_S))
+            awaited = world.threads.submit(there.reconnect, deadline_s=PATIENCE_S)
+        # the connector's queue pair alone is slow on the way to RTR, and so its ready does not come
+        hook = world.software.on(
+            "ibv_modify_qp",
+            to=QpState.RTR,
+            where=lambda call: call["qp"].context.device.name == "here",
+            before=lambda call: slow.set(),
+            delay=1.0,
+        )
+        made: Future[Any] = (
+            world.threads.submit(first.reconnect, deadline_s=PATIENCE_S)
+            if again
+            else world.threads.submit(rdmaconnect.connect, listener.url, **more)
+        )
+        assert slow.wait(PATIENCE_S)
+        time.sleep(0.3)
+        hook.remove()
+        with rdmaconnect.connect(listener.url, **more), listener.accept(deadline_s=PATIENCE_S):
+            pass
+        if again:
+            made.result(PATIENCE_S)
+            awaited.result(PATIENCE_S)
+        else:
+            first = all_.enter_context(made.result(PATIENCE_S))
+            there = all_.enter_context(listener.accept(deadline_s=PATIENCE_S))
+        assert caplog.text.count("busy: it has not gone on for 0 s, and others wait.") == 1
+        first.send(b"in")
+        assert there.recv(deadline_s=PATIENCE_S) == b"in"
+
+
+@pytest.mark.parametrize("beats", [0, 60_000])
+def test_only_who_is_silent_and_has_not_said_that_it_beats_loses_its_place_at_once(
+    world: World, hello: Hello, beats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "SILENT_S", 0.1)
+    with (
+        rdmaconnect.listen("127.0.0.1:0", device="there", probe=False, max_half_open=1) as listener,
+        calling(listener.port, 1 << 19) as silent,
+        calling(listener.port, 1 << 19) as other,
+    ):
+        silent.send(encode(replace(hello, id=b"s" * 16, beat_ms=beats)))
+        assert isinstance(answer(silent), Reply)
+        time.sleep(0.3)
+        other.send(encode(replace(hello, id=b"o" * 16)))
+        busy = answer(other)
+        assert isinstance(busy, Reject)
+        assert busy.again_ms
+        if beats:
+            time.sleep(0.2)
+            assert listener._incoming
+        else:
+            lost = answer(silent)
+            assert isinstance(lost, Reject)
+            assert re.fullmatch(r"busy: it has not gone on for \d+ s, and others wait\.", lost.why)
+            assert lost.again_ms == busy.again_ms
 
 
 def test_queue_pairs_are_bounded_too_and_large_hellos_leave_room_for_small_ones(world: World, hello: Hello) -> None:

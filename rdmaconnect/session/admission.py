@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["AGAIN_MS", "FAILED_COST", "LARGE", "MAX_HALF_OPEN", "MAX_QPS", "Room"]
+from ..errors import StateError
+
+__all__ = ["AGAIN_MS", "FAILED_COST", "LARGE", "MAX_HALF_OPEN", "MAX_QPS", "Busy", "Room"]
 
 #: connections that may be half open, or made and not yet accepted; and the queue pairs of all of them
 MAX_HALF_OPEN, MAX_QPS = 1024, 16384
@@ -12,6 +14,13 @@ LARGE = 64
 AGAIN_MS = 200
 #: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
 FAILED_COST = 8.0
+
+
+class Busy(StateError):
+    """There is no room for a connector, or no longer: it is told so, and may ask again after :data:`AGAIN_MS`."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(f"busy: {words}")
 
 
 class Room:

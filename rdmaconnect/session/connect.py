@@ -152,7 +152,8 @@ def connect_procedure(
                 made = yield from one_way(outgoing, terms, ways, count, deadline, via)
                 break
             except RdmaConnectError as e:
-                yield Call(partial(ways.failed, e, deadline))
+                if not (yield from outgoing.may_ask_again(e, deadline)):
+                    yield Call(partial(ways.failed, e, deadline))
     except BaseException as e:
         if isinstance(e, ConnectTimeout) and (local := loopback_of(outgoing.address)):
             say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
@@ -292,14 +293,22 @@ def _again(url: str, terms: Terms, end: End, deadline_s: float | None) -> Proced
     end.part()
     prepared = end.prepared
     outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    ways = Ways([prepared.port], terms, trace)
     prepared.lend()
     try:
-        yield Call(prepared.transceivers[0].restart)
-        all_established = yield from _attempt(
-            outgoing, prepared, terms, Ways([prepared.port], terms, trace), deadline, prev
-        )
-        end.join(all_established[0])
-        yield from prove([end], terms, deadline, again=True)
+        while True:
+            yield Call(prepared.transceivers[0].restart)
+            joined = False
+            try:
+                end.join((yield from _attempt(outgoing, prepared, terms, ways, deadline, prev))[0])
+                joined = True
+                yield from prove([end], terms, deadline, again=True)
+                break
+            except RdmaConnectError as e:
+                if not (yield from outgoing.may_ask_again(e, deadline)):
+                    raise
+                if joined:
+                    end.part()
     except BaseException:
         outgoing.close()
         raise

@@ -16,6 +16,7 @@ from ..protocol.handshake import BEATING, NO_ID, Handshake, Outcome, State
 from ..protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.wakeup import Signal
+from .admission import AGAIN_MS, Busy
 from .trace import Trace
 
 __all__ = ["BEAT_MS", "Conversation"]
@@ -219,9 +220,10 @@ class Conversation:
     def reject_of(self, error: BaseException, stage: str = "", ports: tuple[PortAddress, ...] = ()) -> Reject:
         """What the peer is told of an error here."""
         number = getattr(error, "errno", None)
+        number = number if isinstance(number, int) else 0
         words = str(error) or type(error).__name__
-        ident = self.handshake.id or NO_ID
-        return Reject(ident, stage or self.state.value, number if isinstance(number, int) else 0, words, ports)
+        again_ms = AGAIN_MS if isinstance(error, Busy) else 0
+        return Reject(self.handshake.id or NO_ID, stage or self.state.value, number, words, ports, again_ms)
 
     def failure(self, doing: str) -> RdmaConnectError:
         """Why nothing more will come, as an error; for when ``left`` is set."""

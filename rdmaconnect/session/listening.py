@@ -28,7 +28,7 @@ from ..runtime.peer_log import log
 from ..runtime.procedure import Call, Procedure, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
-from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Room
+from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Busy, Room
 from .connector import Connector
 from .conversation import Conversation
 from .end import End
@@ -42,7 +42,7 @@ from .trace import Trace
 __all__ = ["BaseListener"]
 
 
-#: where there is no room left, a connector that says nothing for so long, seconds, loses its place
+#: where there is no room left, a connector without beats that says nothing for so long, seconds, loses its place
 SILENT_S = 6.0
 
 
@@ -110,7 +110,7 @@ class BaseListener:
                 incoming = Incoming(self, channel, conversation)
                 self._incoming[incoming] = len(hello.ends)
         for one in overdue:
-            one.stop(StateError(f"it has not gone on for {one.age_s:.0f} s, and others wait."))
+            one.stop(Busy(f"it has not gone on for {one.age_s:.0f} s, and others wait."))
         if words:
             log.info("accept on %s: %s is told to try again: %s", self.url, channel.address, words)
             again_ms = 0 if self._closed else AGAIN_MS
@@ -135,9 +135,15 @@ class BaseListener:
         return self._room.lacks(count, open_now, qps, scarce=descriptors_are_scarce())
 
     def _overdue(self) -> list[Incoming]:
-        """Those that were replied to and have not gone on: in silence, or for very long."""
+        """Those that were replied to and have not gone on: in silence, or for very long.
+
+        One that has announced beats is silent when they fail to come, which ends its conversation; and whose bytes
+        lie here unread is not silent at all.
+        """
         answered = [one for one in self._incoming if one.state is State.ANSWERED]
-        return [one for one in answered if one.channel.silent_s > SILENT_S or one.age_s > PATIENCE_MAX_S]
+        silent = [one for one in answered if one.channel.silent_s > SILENT_S and not one.conversation.alive]
+        late = [one for one in answered if one.age_s > PATIENCE_MAX_S]
+        return [one for one in silent if not one.channel.unread()] + late
 
     def gone(self, connector: Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""

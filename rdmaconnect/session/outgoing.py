@@ -165,8 +165,7 @@ class Outgoing:
         error, channel = conversation.error, conversation.channel
         assert channel is not None
         if isinstance(error, PeerRejected) and error.again_ms:
-            self._seen = f"it answered: {error.reason}"
-            yield from self._pause(error.again_ms / 1000 * (0.5 + secrets.randbelow(1000) / 1000), deadline)
+            yield from self._wait_for_room(error, deadline)
             return
         if not isinstance(error, PeerClosed):
             raise error or PeerClosed(f"connect: {conversation.left}")
@@ -183,6 +182,24 @@ class Outgoing:
             else "it accepts connections and closes them without a ZeroMQ greeting: is it rdmaconnect that listens?"
         )
         yield from self._rest(deadline)
+
+    def may_ask_again(self, error: RdmaConnectError, deadline: Deadline) -> Procedure[bool]:
+        """Whether the listener, which had replied, has no room after all and is to be asked anew; after the pause.
+
+        Raises:
+            ConnectTimeout: the deadline passed meanwhile.
+        """
+        if not (isinstance(error, PeerRejected) and error.again_ms):
+            return False
+        if self._channel is not None:  # that was the channel of a connection, and went with it
+            self._channel.close()
+        self._channel = self._conversation = None
+        yield from self._wait_for_room(error, deadline)
+        return True
+
+    def _wait_for_room(self, error: PeerRejected, deadline: Deadline) -> Procedure[None]:
+        self._seen = f"it answered: {error.reason}"
+        yield from self._pause(error.again_ms / 1000 * (0.5 + secrets.randbelow(1000) / 1000), deadline)
 
     def _rest(self, deadline: Deadline) -> Procedure[None]:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _PAUSE_MAX_S)
