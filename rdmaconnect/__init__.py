@@ -12,7 +12,8 @@ The other::
 """
 
 from .abi import AccessFlags, QpType, WcStatus
-from .agreement.endpoint import Endpoint, Gid, GidEntry, Options, PortAddress, RemoteRegion
+from .agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from .agreement.options import Options
 from .agreement.path import Path
 from .errors import (
     AuthenticationError,

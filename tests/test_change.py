@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, bits
 from rdmaconnect.agreement.path import AhAttr
-from rdmaconnect.agreement.transitions import AH_RANGES, FIELDS, RANGES, TABLE, change, check_ranges, mask_of
+from rdmaconnect.agreement.ranges import AH_RANGES, RANGES
+from rdmaconnect.agreement.transitions import FIELDS, TABLE, change, check_ranges, mask_of
 from rdmaconnect.errors import StateError
 
 M, S = QpAttrMask, QpState

@@ -21,7 +21,7 @@ from samples import V1, V2, end, gid, port, roce
 import rdmaconnect
 from rdmaconnect import cli
 from rdmaconnect.abi import Mtu
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.cli import main
 from rdmaconnect.errors import ConnectTimeout, DeviceError, RdmaConnectError, VerbsError

@@ -13,7 +13,8 @@ import pytest
 from samples import IB, V1, V2, gid, port
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState
-from rdmaconnect.agreement.endpoint import Gid, Options
+from rdmaconnect.agreement.endpoint import Gid
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
 from rdmaconnect.objects import context as device
 from rdmaconnect.objects.context import Port

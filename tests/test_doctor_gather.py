@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.doctor import access, examine, gather, netlink, reading
 
 #: by name, the function hides its module

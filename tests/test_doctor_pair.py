@@ -20,7 +20,8 @@ from software import Software
 
 from rdmaconnect.abi import PortState, QpState, QpType, WcStatus
 from rdmaconnect.agreement.candidates import Candidate, candidates
-from rdmaconnect.agreement.endpoint import Options, PortAddress
+from rdmaconnect.agreement.endpoint import PortAddress
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.doctor import Attempt, Host, Matrix, Verdict, pair, service, visit
 from rdmaconnect.doctor.causes import Ground, explain
 from rdmaconnect.doctor.host import Device, Trial

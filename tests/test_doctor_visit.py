@@ -22,7 +22,7 @@ from software import Call, Device, Message, Network, Port, Software, after_verbs
 from two_hosts import refuse, two_hosts
 
 from rdmaconnect.abi import PortState, QpState
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.doctor import Attempt, Verdict, visit
 from rdmaconnect.doctor.report import visit_lines
 from rdmaconnect.doctor.service import GREETING, Surgery, open_surgery

@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 from samples import U64, end, gid, infiniband, roce
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, QpType
-from rdmaconnect.agreement.endpoint import (
-    MTU_BYTES,
-    Endpoint,
-    Gid,
-    GidEntry,
-    Options,
-    PortAddress,
-    RemoteRegion,
-    Sizes,
-    mtu_code,
-)
+from rdmaconnect.agreement.endpoint import MTU_BYTES, Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from rdmaconnect.agreement.options import Options, Sizes, mtu_code
 
 # ---- Gid
 

@@ -19,7 +19,7 @@ from software import Software, connected
 import rdmaconnect
 from rdmaconnect import errors
 from rdmaconnect.abi import QpType
-from rdmaconnect.agreement.endpoint import OptionsDict
+from rdmaconnect.agreement.options import OptionsDict
 from rdmaconnect.exchange.curve import SECRET_VARIABLE
 from rdmaconnect.session.terms import BaseOptions, ConnectOptions, ListenOptions, QpTypeName, make_terms
 
@@ -106,7 +106,7 @@ def test_a_keyword_takes_the_place_of_the_object_s_field() -> None:
     ("given", "error", "words"),
     [
         ({"options": {"sl": 3}}, TypeError, "^options is of type dict: give an Options$"),
-        ({"options": rdmaconnect.Options(), "sl": 16}, ValueError, "^sl is 16: give 0 to 15$"),
+        ({"options": rdmaconnect.Options(), "sl": 16}, ValueError, "^sl is 16: give 0 to 15 .4 bits.$"),
         ({"qp_type": "TCP"}, ValueError, "^qp_type is 'TCP': give 'RC', 'UC' or 'UD'$"),
     ],
 )

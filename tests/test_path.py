@@ -12,7 +12,8 @@ from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
 from rdmaconnect.agreement.candidates import Candidate, candidates, narrow, rank_pairs
-from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, Options, PortAddress
+from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, PortAddress
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import Agreement, Path, Wish, agree, make_path
 from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from samples import end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
-from rdmaconnect.agreement.endpoint import Options, RemoteRegion
+from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.errors import DeadlineExceeded, DeviceError, PeerClosed, RemoteProtocolError
 from rdmaconnect.pingpong import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from snippets import README, ROOT, commands, programs
 
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.cli import _parser
 
 

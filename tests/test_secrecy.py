@@ -13,7 +13,7 @@ from samples import ID, end, infiniband
 
 import rdmaconnect
 from rdmaconnect.abi import Mtu, QpType, ibv_qp_attr
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import Wish, agree, make_path
 from rdmaconnect.exchange.curve import keys_for
 from rdmaconnect.objects.address import AddressHandle, UdAddress

@@ -14,7 +14,8 @@ from software import Device, End, Port, Software, connected, joined
 import rdmaconnect
 from rdmaconnect import verbs
 from rdmaconnect.abi import AccessFlags, EventType, GidType, LinkLayer, PortState, QpState, QpType, SendFlags, WcStatus
-from rdmaconnect.agreement.endpoint import Gid, GidEntry, Options, RemoteRegion
+from rdmaconnect.agreement.endpoint import Gid, GidEntry, RemoteRegion
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.errors import LibraryError, ModifyError, PostError, VerbsError
 from rdmaconnect.objects.completion import CQ
 from rdmaconnect.objects.context import device_names, open_device

@@ -10,19 +10,10 @@ from hypothesis import strategies as st
 from samples import end, gid, roce
 
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, bits, ibv_qp_attr
-from rdmaconnect.agreement.endpoint import Options
+from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import AhAttr, Wish, agree, make_path
-from rdmaconnect.agreement.transitions import (
-    AH_RANGES,
-    DRIVERS,
-    FIELDS,
-    RANGES,
-    TABLE,
-    Diagnosis,
-    check_ranges,
-    diagnose,
-    step,
-)
+from rdmaconnect.agreement.ranges import AH_RANGES, RANGES
+from rdmaconnect.agreement.transitions import DRIVERS, FIELDS, TABLE, Diagnosis, check_ranges, diagnose, step
 from rdmaconnect.errors import StateError
 
 M = QpAttrMask

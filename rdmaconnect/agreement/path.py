@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
 from .candidates import common_pkey, gid_words, needs_grh, rank_pairs
-from .endpoint import MTU_BYTES, Endpoint, GidEntry, Options, PortAddress
+from .endpoint import MTU_BYTES, Endpoint, GidEntry, PortAddress
+from .options import Options
 
 __all__ = [
     "Agreement",

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ..agreement.endpoint import Options
+from ..agreement.options import Options
 from ..exchange.url import DEFAULT_PORT, host_of, tcp_url
 from .arguments import seconds, tcp_port
 

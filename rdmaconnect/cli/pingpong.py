@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..abi import QpType
-from ..agreement.endpoint import MTU_BYTES, Options
+from ..agreement.endpoint import MTU_BYTES
+from ..agreement.options import Options
 from ..exchange.url import DEFAULT_PORT, tcp_url
 from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, plot, report, sweep
 from ..session.connect import connect_many

@@ -6,7 +6,7 @@ import errno
 import re
 from collections.abc import Iterator
 
-from ..agreement.endpoint import Options
+from ..agreement.options import Options
 from ..exchange.url import DEFAULT_PORT
 from .finding import Finding, Verdict
 from .host import Host

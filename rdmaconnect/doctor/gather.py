@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..abi import LinkLayer, QpType
-from ..agreement.endpoint import Options
+from ..agreement.options import Options
 from ..errors import LibraryError, RdmaConnectError
 from ..objects.context import device_names, open_device
 from ..objects.port import Port

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from ..abi import QpType
 from ..agreement.candidates import Candidate
-from ..agreement.endpoint import MTU_BYTES, Endpoint, Options, PortAddress
+from ..agreement.endpoint import MTU_BYTES, Endpoint, PortAddress
+from ..agreement.options import Options
 from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..exchange.url import addresses, host_of, port_of, tcp_url

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from ..agreement.endpoint import Options
+from ..agreement.options import Options
 from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
 from ..exchange.url import tcp_url
 from ..objects.context import Port

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import verbs
 from ..abi import ibv_ah_attr, ibv_grh, ibv_wc
-from ..agreement.endpoint import Gid
+from ..agreement.endpoint import GRH_BYTES, Gid
 from ..agreement.path import AhAttr
 from ..agreement.transitions import check_ranges
 from .buffers import hold
@@ -18,9 +18,6 @@ from .memory import PD
 from .owned import Owned
 
 __all__ = ["AddressHandle", "RemoteSrq", "UdAddress", "ah_struct", "ah_value", "path_back", "route_words"]
-
-#: bytes in front of each UD message in its receive buffer
-GRH_BYTES = 40
 
 
 def ah_struct(value: AhAttr) -> ibv_ah_attr:

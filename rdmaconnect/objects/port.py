@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..abi import CEnum, LinkLayer, Mtu, PortCapFlags, PortCapFlags2, PortFlags, PortState, ibv_port_attr
-from ..agreement.endpoint import MTU_BYTES, GidEntry, Options, PortAddress
+from ..agreement.endpoint import MTU_BYTES, GidEntry, PortAddress
+from ..agreement.options import Options
 from ..errors import DeviceError
 
 __all__ = ["LinkSpeed", "LinkWidth", "PhysState", "Port"]

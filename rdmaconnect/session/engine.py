@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from ..abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion, Sizes
+from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
+from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
 from ..errors import CompletionError, RdmaConnectError, StateError
 from ..objects.address import UdAddress

@@ -6,7 +6,8 @@ import errno
 import socket
 
 from ..abi import LinkLayer, PortState
-from ..agreement.endpoint import Gid, GidEntry, Options
+from ..agreement.endpoint import Gid, GidEntry
+from ..agreement.options import Options
 from ..errors import DeviceError, VerbsError
 from ..objects.context import device_names, open_device, why_none
 from ..objects.interfaces import interface_index

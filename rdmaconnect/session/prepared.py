@@ -7,7 +7,8 @@ from typing import Any
 
 from ..abi import QpType
 from ..agreement.candidates import narrow
-from ..agreement.endpoint import GRH_BYTES, MTU_BYTES, Endpoint, Options, RemoteRegion
+from ..agreement.endpoint import GRH_BYTES, MTU_BYTES, Endpoint, RemoteRegion
+from ..agreement.options import Options
 from ..agreement.path import Path
 from ..errors import DeviceError
 from ..objects.address import AddressHandle

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from ..abi import QpType
-from ..agreement.endpoint import Options, OptionsDict
+from ..agreement.options import Options, OptionsDict
 from ..errors import ConnectTimeout
 from ..exchange.curve import Keys, keys_for
 from ..objects.memory import MemoryLike

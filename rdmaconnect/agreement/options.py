@@ -1,0 +1,135 @@
+"""What one side of a connection asks for. Pure, frozen, validated when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
+
+from ..abi import Mtu
+from .endpoint import MTU_BYTES
+from .ranges import AH_RANGES, RANGES, Span, within
+
+__all__ = ["Options", "OptionsDict", "Sizes"]
+
+_OF_QP = ("port_num", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer", "max_rd_atomic")
+#: what the fields of :class:`Options` can be
+_SPANS: dict[str, Span] = {
+    **{name: RANGES[name] for name in _OF_QP},
+    **{name: AH_RANGES[name] for name in ("sl", "traffic_class", "flow_label")},
+    "gid_index": AH_RANGES["sgid_index"],
+    "pkey": (1, 0xFFFF, "16 bits, and 0 is no key"),
+    "hop_limit": (1, 255, "a packet with 0 goes nowhere"),
+    "recv_size": (1, 2**30, "bytes"),
+    "recv_depth": (1, 2**15, "receives"),
+    "send_depth": (1, 2**15, "sends"),
+    "spin": (0, 2**31, "polls"),
+}
+
+
+class Sizes(NamedTuple):
+    """What each queue pair has: bytes of a receive, receives posted, sends that may be on their way."""
+
+    recv_size: int
+    recv_depth: int
+    send_depth: int
+
+
+class OptionsDict(TypedDict, total=False):
+    """The fields of :class:`Options`, which tells what they mean, as keywords of a call."""
+
+    device: str | None
+    port_num: int | None
+    gid_index: int | None
+    path_mtu: int | None
+    sl: int
+    traffic_class: int
+    flow_label: int
+    pkey: int | None
+    timeout: int
+    retry_cnt: int
+    rnr_retry: int
+    min_rnr_timer: int
+    max_rd_atomic: int | None
+    hop_limit: int
+    recv_size: int | None
+    recv_depth: int | None
+    send_depth: int | None
+    spin: int
+    probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What one side asks for. None leaves the choice to the library.
+
+    Args:
+        device: name of the RDMA device, as ``rdmaconnect devices`` lists it.
+        port_num: its port, from 1.
+        gid_index: the slot of its GID table to use.
+        path_mtu: the largest path MTU wished, in bytes: 256, 512, 1024, 2048 or 4096.
+        sl: service level, 0 to 15, applied on both ends (the connector's counts).
+        traffic_class: 0 to 255, likewise.
+        flow_label: 20 bits, likewise.
+        pkey: partition key by value, 16 bits.
+        timeout: the ACK-timeout *code*: 4.096 us x 2**timeout, 0 to 31. 18 is 1.07 s.
+        retry_cnt: retries after a timeout, 0 to 7. Some devices take 7 for ever.
+        rnr_retry: retries while the peer has no receive posted, 0 to 6; 7 for ever.
+        min_rnr_timer: the code of the pause asked of a peer that sends too early, 0 to 31. 12 is 0.64 ms.
+        max_rd_atomic: most RDMA reads and atomics outstanding, 0 to 255.
+        hop_limit: 1 to 255.
+        recv_size: bytes of each posted receive, 1 to 2**30: the longest message that the peer may send.
+            65536 by default, 16384 where several queue pairs are made at once, an MTU at most for UD.
+        recv_depth: receives kept posted, 1 to 2**15; 16 by default, or 4.
+        send_depth: sends that may be on their way at once, 1 to 2**15; 16 by default, or 4.
+        spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
+        probe: whether messages are sent both ways and checked before the connection is handed out (the
+            connector's counts).
+    """
+
+    device: str | None = None
+    port_num: int | None = None
+    gid_index: int | None = None
+    path_mtu: int | None = None
+    sl: int = 0
+    traffic_class: int = 0
+    flow_label: int = 0
+    pkey: int | None = None
+    timeout: int = 18
+    retry_cnt: int = 6
+    rnr_retry: int = 7
+    min_rnr_timer: int = 12
+    max_rd_atomic: int | None = None
+    hop_limit: int = 64
+    recv_size: int | None = None
+    recv_depth: int | None = None
+    send_depth: int | None = None
+    spin: int = 500
+    probe: bool = True
+
+    def __post_init__(self) -> None:
+        for name, span in _SPANS.items():
+            value = getattr(self, name)
+            if value is not None:
+                within(name, value, *span)
+        sizes = MTU_BYTES.values()
+        if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
+            raise ValueError(f"path_mtu is {self.path_mtu}: give {', '.join(map(str, sizes))} bytes")
+
+    def sizes(self, count: int = 1) -> Sizes:
+        """The sizes for ``count`` queue pairs made at once, with what was left open filled in."""
+        least = Sizes(65536, 16, 16) if count == 1 else Sizes(16384, 4, 4)
+        return Sizes(
+            self.recv_size or least.recv_size,
+            self.recv_depth or least.recv_depth,
+            self.send_depth or least.send_depth,
+        )
+
+    @property
+    def mtu(self) -> Mtu:
+        """``path_mtu`` as a code; the greatest if there is no wish."""
+        return mtu_code(self.path_mtu or 4096)
+
+
+def mtu_code(size: int) -> Mtu:
+    """The code of an MTU of ``size`` bytes, one of 256, 512, 1024, 2048 and 4096."""
+    return Mtu((size // 128).bit_length() - 1)
