@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+import reprlib
 from collections.abc import Sequence
 
 from .hints import HINTS
@@ -53,7 +54,18 @@ __all__ = [
     "VerbsError",
     "errno_name",
     "hint_for",
+    "shown",
 ]
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message names it: its repr, of at most 80 characters however large it is."""
+    text = _SHORT.repr(value[:80] if isinstance(value, bytes | bytearray) else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def errno_name(number: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdmaconnect.errors import shown
 from rdmaconnect.exchange.url import DEFAULT_PORT, Address, addresses, host_of, loopback_of, port_of, tcp_url
 
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_a_host_is_told_before_anything_is_looked_up(
     for bind in (False, True):
         with pytest.raises(ValueError, match=words) as caught:
             addresses(host, 5, bind=bind)
-        assert repr(host) in str(caught.value)
+        assert shown(host) in str(caught.value)
         with pytest.raises(ValueError, match=words):
             tcp_url(f"[{host}]:5" if ":" in host else f"{host}:5", bind=bind)
 
@@ -141,7 +142,7 @@ def test_a_text_is_a_url_that_means_itself_or_a_valueerror_in_words(text: str) -
         try:
             url = tcp_url(text, bind=bind)
         except ValueError as e:
-            assert str(e).startswith(f"the peer is {text!r}: ")  # noqa: PT017
+            assert str(e).startswith(f"the peer is {shown(text)}: ")  # noqa: PT017
         else:
             assert tcp_url(url, bind=bind) == url
             assert 0 <= port_of(url) <= 65535

@@ -10,6 +10,7 @@ import ipaddress
 from dataclasses import dataclass, field, replace
 
 from ..abi import GidType, LinkLayer, Mtu, QpType
+from ..errors import shown
 from .ranges import AH_RANGES, RANGES, within
 
 __all__ = [
@@ -41,7 +42,7 @@ class Gid:
 
     def __post_init__(self) -> None:
         if not isinstance(self.raw, bytes) or len(self.raw) != 16:
-            raise ValueError(f"a GID is {self.raw!r}: give 16 bytes")
+            raise ValueError(f"a GID is {shown(self.raw)}: give 16 bytes")
 
     @classmethod
     def parse(cls, text: str) -> Gid:

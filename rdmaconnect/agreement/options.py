@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
 from ..abi import Mtu
+from ..errors import shown
 from .endpoint import MTU_BYTES
 from .ranges import AH_RANGES, RANGES, Span, within
 
@@ -107,13 +108,17 @@ class Options:
     probe: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, str | None):
+            raise TypeError(f"device is {shown(self.device)}: give its name, or None for any")
+        if not isinstance(self.probe, bool):
+            raise TypeError(f"probe is {shown(self.probe)}: give True or False")
         for name, span in _SPANS.items():
             value = getattr(self, name)
             if value is not None:
                 within(name, value, *span)
         sizes = MTU_BYTES.values()
         if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
-            raise ValueError(f"path_mtu is {self.path_mtu}: give {', '.join(map(str, sizes))} bytes")
+            raise ValueError(f"path_mtu is {shown(self.path_mtu)}: give {', '.join(map(str, sizes))} bytes")
 
     def sizes(self, count: int = 1) -> Sizes:
         """The sizes for ``count`` queue pairs made at once, with what was left open filled in."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from ..errors import shown
+
 __all__ = ["AH_RANGES", "RANGES", "Span", "check", "within"]
 
 #: the least, the greatest, and what the number means
@@ -66,5 +68,5 @@ def within(name: str, value: object, least: int, greatest: int, meaning: str = "
         TypeError, ValueError: naming the value seen and what is wanted.
     """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}: give an integer")
+        raise TypeError(f"{name} is {shown(value)}: give an integer")
     check(name, value, (least, greatest, meaning))

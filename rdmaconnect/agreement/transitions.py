@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..abi import QpAttrMask, QpState, QpType
-from ..errors import StateError
+from ..errors import StateError, shown
 from .ranges import AH_RANGES, RANGES, check
 
 __all__ = [
@@ -238,7 +238,7 @@ def mask_of(names: Iterable[str]) -> QpAttrMask:
     given, mask = set(names), NONE
     for name in given:
         if name not in _BIT_OF:
-            raise ValueError(f"{name!r} is no attribute that can be set: they are {', '.join(_BIT_OF)}")
+            raise ValueError(f"{shown(name)} is no attribute that can be set: they are {', '.join(_BIT_OF)}")
         mask |= _BIT_OF[name]
     _check_fields(given, mask)
     return mask

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..errors import shown
+
 if TYPE_CHECKING:
     #: what :meth:`argparse.ArgumentParser.add_subparsers` gives
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -18,7 +20,7 @@ def count(least: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+            raise argparse.ArgumentTypeError(f"{shown(text)} is not a whole number of {least} or more")
         return int(text)
 
     return parse
@@ -28,7 +30,7 @@ def tcp_port(text: str) -> int:
     """A number from 1 to 65535."""
     number = count(1)(text)
     if number > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is above 65535")
+        raise argparse.ArgumentTypeError(f"{shown(number)} is above 65535")
     return number
 
 
@@ -39,5 +41,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a number of seconds, 0 or more")
     return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..abi import QpType, bits
 from ..agreement.transitions import TABLE
+from ..errors import shown
 
 if TYPE_CHECKING:
     from .arguments import Commands
@@ -30,7 +31,7 @@ def _table_type(text: str) -> QpType:
     for qp_type in TABLE:
         if text.upper() == str(qp_type):
             return qp_type
-    raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(map(str, TABLE))}")
+    raise argparse.ArgumentTypeError(f"{shown(text)} is not one of {', '.join(map(str, TABLE))}")
 
 
 def _states(args: argparse.Namespace) -> int:

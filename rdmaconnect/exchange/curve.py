@@ -23,6 +23,8 @@ from functools import lru_cache, partial
 import zmq
 from zmq.utils import z85
 
+from ..errors import shown
+
 __all__ = ["Keys", "keygen", "keys_for"]
 
 log = logging.getLogger("rdmaconnect")
@@ -287,7 +289,7 @@ class _Folder:
             self._look(os.stat(path))
         except (OSError, ValueError) as e:  # ValueError: a NUL in the path
             why = e.strerror if isinstance(e, OSError) else str(e)
-            raise ValueError(f"read the connectors' keys: {path!r}: {why}. Give a folder of .key files.") from None
+            raise ValueError(f"read the connectors' keys: {shown(path)}: {why}. Give a folder of .key files.") from None
 
     def knows(self, public: bytes) -> bool:
         """Whether a file holds that key. A failing read lets nobody in by that file, and is logged once."""

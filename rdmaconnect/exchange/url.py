@@ -7,6 +7,8 @@ import re
 import socket
 from typing import Any, NamedTuple
 
+from ..errors import shown
+
 __all__ = ["DEFAULT_PORT", "Address", "addresses", "host_of", "loopback_of", "port_of", "tcp_url"]
 
 #: the TCP port of the exchange
@@ -57,18 +59,18 @@ def tcp_url(peer: str, *, bind: bool = False, port: int = DEFAULT_PORT) -> str:
         ValueError: naming what was given.
     """
     if not isinstance(peer, str):
-        raise TypeError(f"the peer is {peer!r}: give a text such as 'host' or 'host:port'")
+        raise TypeError(f"the peer is {shown(peer)}: give a text such as 'host' or 'host:port'")
     text = peer.strip()
     if "://" in text and not text.startswith("tcp://"):
-        raise ValueError(f"the peer is {peer!r}: only tcp:// urls are spoken")
+        raise ValueError(f"the peer is {shown(peer)}: only tcp:// urls are spoken")
     found = _ADDRESS.fullmatch(text.removeprefix("tcp://"))
     host, number = (found["host"] or found["v6"] or "", int(found["port"] or port)) if found else ("", 0)
     if not found or (not bind and host in ("", "*")) or number > 65535 or not (bind or number):
-        raise ValueError(f"the peer is {peer!r}: give 'host' or 'host:port' with a port of 1 to 65535")
+        raise ValueError(f"the peer is {shown(peer)}: give 'host' or 'host:port' with a port of 1 to 65535")
     v6 = host.startswith("[") or ":" in host
     host = host.strip("[]") if v6 else host or "*"
     if host != "*" and (fault := _fault(host, v6)):
-        raise ValueError(f"the peer is {peer!r}: {fault}")
+        raise ValueError(f"the peer is {shown(peer)}: {fault}")
     return f"tcp://[{host}]:{number}" if v6 else f"tcp://{host}:{number}"
 
 
@@ -132,7 +134,7 @@ def addresses(host: str, port: int, *, bind: bool = False) -> list[Address]:
     if bind and host in ("", "*"):
         return [Address(socket.AF_INET6, ("::", port, 0, 0)), Address(socket.AF_INET, ("0.0.0.0", port))]
     if fault := _fault(host, ":" in host):
-        raise ValueError(f"the host is {host!r}: {fault}")
+        raise ValueError(f"the host is {shown(host)}: {fault}")
     try:
         return [_numeric(ipaddress.ip_address(host), port)]
     except _NoInterfaceError as e:

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 from .. import verbs
 from ..abi import AccessFlags, AdviseMrAdvice, ReregMrFlags, ibv_sge
 from ..agreement.endpoint import RemoteRegion
-from ..errors import HINTS, VerbsError
+from ..errors import HINTS, VerbsError, shown
 from . import buffers
 from .buffer_like import BufferLike
 from .context import Context
 from .fields import bits, put
 from .owned import Owned, exclusive, open_here
 
-__all__ = ["FULL_ACCESS", "MR", "PD", "Dmabuf", "MemoryLike", "Sge"]
+__all__ = ["FULL_ACCESS", "MR", "PD", "Dmabuf", "MemoryLike", "Sge", "check_buffer"]
 
 #: what a peer may do unless told otherwise
 FULL_ACCESS = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ | AccessFlags.REMOTE_ATOMIC
@@ -300,11 +300,23 @@ class MR(Owned):
         return int(self.length)
 
 
+def check_buffer(buffer: Any) -> None:
+    """Whether something can be registered at all, before there is a device to do it.
+
+    Raises:
+        TypeError, ValueError: as :class:`MR`.
+    """
+    held, _ = _memory(buffer, None)
+    held.release()
+
+
 def _memory(buffer: Any, access: AccessFlags | None) -> tuple[buffers.Buffer, AccessFlags]:
     """What is to be registered (for a dma-buf ``addr`` is the offset), and for what."""
     if isinstance(buffer, Dmabuf):
         held = buffers.Buffer(buffer, buffer.offset, buffer.length)
     elif isinstance(buffer, tuple):
+        if len(buffer) != 2 or not all(hasattr(part, "__index__") for part in buffer):
+            raise TypeError(f"register {shown(buffer)}: as a pair, give the address and the length in bytes")
         start, length = buffer
         held = buffers.Buffer(buffer, start, length)
     else:

@@ -9,7 +9,7 @@ import msgpack
 
 from ..abi import QpType
 from ..agreement.endpoint import RemoteRegion
-from ..errors import RdmaConnectError, RemoteProtocolError
+from ..errors import RdmaConnectError, RemoteProtocolError, shown
 
 __all__ = ["LARGEST", "MAX_BATCH", "MAX_CONNECTIONS", "OPS", "Answer", "Op", "Plan", "PlanRefused", "sweep"]
 
@@ -81,7 +81,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
-            raise ValueError(f"op is {self.op!r}: give {', '.join(OPS)}")
+            raise ValueError(f"op is {shown(self.op)}: give {', '.join(OPS)}")
         limits = {
             "size": (OPS[self.op].least, LARGEST), "iters": (1, MAX_BATCH), "first": (0, 2**62),
             "connections": (1, MAX_CONNECTIONS),
@@ -89,7 +89,7 @@ class Plan:
         for name, (least, most) in limits.items():
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name} is {value!r}: op {self.op} takes {least} to {most}")
+                raise ValueError(f"{name} is {shown(value)}: op {self.op} takes {least} to {most}")
 
     def check(self, qp_type: QpType, most: int) -> None:
         """Refuse what these connections cannot do.

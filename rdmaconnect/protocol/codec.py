@@ -10,7 +10,7 @@ import msgpack
 from ..abi import GidType, LinkLayer, Mtu, QpType
 from ..agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
-from ..errors import RemoteProtocolError
+from ..errors import RemoteProtocolError, shown
 from .messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Stages, Target
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
@@ -206,7 +206,7 @@ def check_names(regions: Collection[str]) -> None:
         raise ValueError(f"there are {len(regions)} regions: at most {MAX_REGIONS} may be named")
     for name in regions:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
-            raise ValueError(f"a region's name is {name!r}: give printable text of at most {MAX_NAME} characters")
+            raise ValueError(f"a region's name is {shown(name)}: give printable text of at most {MAX_NAME} characters")
 
 
 def _put_side(message: Hello | Reply) -> dict[str, Any]:

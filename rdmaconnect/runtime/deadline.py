@@ -7,11 +7,12 @@ import select
 import time
 from collections.abc import Iterable
 
-from ..errors import DeadlineExceeded
+from ..errors import DeadlineExceeded, shown
 
 __all__ = ["Deadline", "wait_readable", "wait_ready"]
 
 _POLL_MAX_MS = 2**31 - 1
+_NO_SECONDS = "deadline_s is {}: give seconds, 0 or more, or None to wait for ever"
 
 
 class Deadline:
@@ -20,13 +21,20 @@ class Deadline:
     Args:
         seconds: patience in seconds, 0 or more; None waits for ever.
         error: the class that :meth:`check` raises.
+
+    Raises:
+        TypeError, ValueError: it is no number, or below 0.
     """
 
     def __init__(self, seconds: float | None, error: type[DeadlineExceeded] = DeadlineExceeded) -> None:
-        if seconds is not None and not seconds >= 0:
-            raise ValueError(f"deadline_s is {seconds!r}: give seconds, 0 or more, or None to wait for ever")
         self._started = time.monotonic()
-        self._seconds = math.inf if seconds is None else float(seconds)
+        try:
+            self._seconds = math.inf if seconds is None else seconds + 0.0
+            sound = self._seconds >= 0
+        except TypeError:
+            raise TypeError(_NO_SECONDS.format(shown(seconds))) from None
+        if not sound:
+            raise ValueError(_NO_SECONDS.format(shown(seconds)))
         self._error = error
 
     @property

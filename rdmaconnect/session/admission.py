@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import StateError
+from ..errors import StateError, shown
 
 __all__ = ["AGAIN_MS", "FAILED_COST", "LARGE", "MAX_HALF_OPEN", "MAX_QPS", "Busy", "Room"]
 
@@ -37,7 +37,7 @@ class Room:
     def __init__(self, max_half_open: int, max_qps: int) -> None:
         for name, value in (("max_half_open", max_half_open), ("max_qps", max_qps)):
             if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}: give a number of 1 or more")
+                raise ValueError(f"{name} is {shown(value)}: give a number of 1 or more")
         self._max_half_open, self._max_qps = max_half_open, max_qps
 
     def lacks(self, count: int, open_now: int, qps: int, *, scarce: bool) -> str:

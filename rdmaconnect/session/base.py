@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..abi import AccessFlags
 from ..agreement.endpoint import Endpoint, RemoteRegion
 from ..agreement.path import Path
-from ..errors import RdmaConnectError
+from ..errors import RdmaConnectError, shown
 from ..objects.address import AddressHandle
 from ..objects.memory import MR, MemoryLike
 from .end import End
@@ -118,5 +118,11 @@ class BaseConnection:
 
 
 def end_of(connection: BaseConnection) -> End:
-    """The end that a user holds."""
+    """The end that a user holds.
+
+    Raises:
+        TypeError: it is no connection.
+    """
+    if not isinstance(connection, BaseConnection):
+        raise TypeError(f"via is {shown(connection)}: give a UD connection, whose queue pair is to serve this peer too")
     return connection._end

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
 from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from ..agreement.path import Path
-from ..errors import CompletionError, PeerClosed, RdmaConnectError, StateError
+from ..errors import CompletionError, PeerClosed, RdmaConnectError, StateError, shown
 from ..objects.address import AddressHandle, UdAddress
 from ..objects.buffer_like import BufferLike
 from ..objects.buffers import Buffer, hold
@@ -189,8 +190,11 @@ class DataPath:
     def _region(self, region: RemoteRegion | str) -> RemoteRegion:
         if isinstance(region, RemoteRegion):
             return region
+        if not isinstance(region, str):
+            raise TypeError(f"the region is {shown(region)}: give the name of one of the peer's, or a RemoteRegion")
         if region not in self.remote:
-            raise KeyError(f"the peer has no region {region!r}; it has {', '.join(sorted(self.remote)) or 'none'}")
+            there = shorten(", ".join(sorted(self.remote)), 200, placeholder=" ...")
+            raise KeyError(f"the peer has no region {shown(region)}; it has {there or 'none'}")
         return self.remote[region]
 
     def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:

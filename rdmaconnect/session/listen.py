@@ -15,7 +15,7 @@ from .admission import MAX_HALF_OPEN, MAX_QPS
 from .connection import AsyncConnection, Connection
 from .listening import BaseListener
 from .ports import rank_ports
-from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_type
+from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_types
 
 __all__ = ["AsyncListener", "Listener", "alisten", "listen"]
 
@@ -105,7 +105,7 @@ L = TypeVar("L", Listener, AsyncListener)
 
 def _open(kind: type[L], address: str, options: ListenOptions) -> L:
     terms = make_terms(options, ListenOptions, listens=True)
-    types = [parse_qp_type(name) for name in options.get("qp_types", CONNECTABLE)]
+    types = parse_qp_types(options.get("qp_types", CONNECTABLE))
     url = tcp_url(address, bind=True)
     rank_ports(terms.options)  # better now than when the first connector asks
     room = options.get("max_half_open", MAX_HALF_OPEN), options.get("max_qps", MAX_QPS)

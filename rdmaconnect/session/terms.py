@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeAlias
 
 from ..abi import QpType
 from ..agreement.options import Options, OptionsDict
-from ..errors import ConnectTimeout
+from ..errors import ConnectTimeout, shown
 from ..exchange.curve import Keys, keys_for
-from ..objects.memory import MemoryLike
-from ..protocol.codec import MAX_QPS, check_names
+from ..objects.memory import MemoryLike, check_buffer
+from ..protocol.codec import MAX_PRIVATE, MAX_QPS, check_names
 from ..runtime.deadline import Deadline
 
 if sys.version_info >= (3, 11):
@@ -34,6 +34,7 @@ __all__ = [
     "make_deadline",
     "make_terms",
     "parse_qp_type",
+    "parse_qp_types",
 ]
 
 #: the types that can be connected
@@ -134,14 +135,34 @@ def make_terms(
     if not isinstance(options, Options):
         raise TypeError(f"options is of type {type(options).__name__}: give an Options")
     options = replace(options, **{name: given[name] for name in OptionsDict.__annotations__ if name in given})
-    data = bytes(given.get("private_data", b""))
-    if len(data) > 4096:
-        raise ValueError(f"private_data is {len(data)} bytes long: give at most 4096")
-    regions = dict(given.get("regions") or {})
-    check_names(regions)
+    regions, data = _named(given.get("regions")), _private(given.get("private_data", b""))
     protection = {name: given.get(name) for name in ("secret", "key", "peer_key", "peer_keys")}
     keys = keys_for(listens=listens, **protection)
     return Terms(parse_qp_type(given.get("qp_type", QpType.RC)), options, regions, data, keys)
+
+
+def _named(regions: Mapping[str, MemoryLike] | None) -> dict[str, MemoryLike]:
+    if regions is None:
+        return {}
+    if not isinstance(regions, Mapping):
+        raise TypeError(f"regions is {shown(regions)}: give a dict of names and buffers, {{'name': buffer}}")
+    check_names(regions)
+    for name, buffer in regions.items():
+        try:
+            check_buffer(buffer)
+        except (TypeError, ValueError) as e:
+            raise type(e)(f"regions[{shown(name)}]: {e}") from None
+    return dict(regions)
+
+
+def _private(data: bytes) -> bytes:
+    try:
+        copy = bytes(memoryview(data))
+    except TypeError:
+        raise TypeError(f"private_data is {shown(data)}: give bytes, at most {MAX_PRIVATE}") from None
+    if len(copy) > MAX_PRIVATE:
+        raise ValueError(f"private_data is {len(copy)} bytes long: give at most {MAX_PRIVATE}")
+    return copy
 
 
 def _meant(name: str, names: Collection[str]) -> str:
@@ -154,7 +175,7 @@ def make_deadline(given: ConnectOptions) -> Deadline:
     """The patience of a call that connects, counted from now on.
 
     Raises:
-        ValueError: less than 0 seconds.
+        TypeError, ValueError: no number of seconds, or less than 0.
     """
     return Deadline(given.get("deadline_s", 30), ConnectTimeout)
 
@@ -167,7 +188,7 @@ def parse_qp_type(qp_type: str | QpType) -> QpType:
     """
     try:
         kind = QpType[qp_type.upper()] if isinstance(qp_type, str) else QpType(qp_type)
-    except KeyError:
+    except (KeyError, ValueError):
         kind = None
     if kind in (QpType.RAW_PACKET, QpType.XRC_SEND, QpType.XRC_RECV):
         raise ValueError(
@@ -175,8 +196,20 @@ def parse_qp_type(qp_type: str | QpType) -> QpType:
             "RAW_PACKET needs a device that lets raw Ethernet through, XRC one with XRC domains. Give RC, UC or UD"
         )
     if kind not in CONNECTABLE:
-        raise ValueError(f"qp_type is {qp_type!r}: give 'RC', 'UC' or 'UD'")
+        raise ValueError(f"qp_type is {shown(qp_type)}: give 'RC', 'UC' or 'UD'")
     return kind
+
+
+def parse_qp_types(qp_types: Sequence[str | QpType]) -> list[QpType]:
+    """The types that a listener takes, each as :func:`parse_qp_type`.
+
+    Raises:
+        TypeError: no collection of types.
+        ValueError: another type.
+    """
+    if isinstance(qp_types, str) or not isinstance(qp_types, Collection):
+        raise TypeError(f"qp_types is {shown(qp_types)}: give several, such as ('RC', 'UC', 'UD')")
+    return [parse_qp_type(name) for name in qp_types]
 
 
 def check_count(count: int) -> int:
@@ -187,7 +220,7 @@ def check_count(count: int) -> int:
         ValueError: not from 1 to 4096.
     """
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count is {count!r}: give an integer")
+        raise TypeError(f"count is {shown(count)}: give an integer")
     if not 1 <= count <= MAX_QPS:
         raise ValueError(f"count is {count}: give 1 to {MAX_QPS}")
     return count
