@@ -1,4 +1,4 @@
-"""What failures of verbs and completions mean and what to do about them, as data.
+"""What failures of verbs and completions, and events, mean and what to do about them, as data.
 
 Read by errors while they are raised, and by ``rdmaconnect explain``. Each text tells the cause, then what
 to type next; what no number names is in :mod:`rdmaconnect.cli.themes`.
@@ -24,7 +24,8 @@ _ALL_FILES = "The host has no file descriptor left: see `sysctl fs.file-nr fs.fi
 _LIMIT = "is above the device's limit: compare with query_device() (`rdmaconnect devices -v`)."
 _EEC = "It belongs to the RD transport, which no device has: take it for a fault of the provider, and update it."
 
-#: (verb, errno name) or ("completion", status) -> cause and remedy. ``{...}`` fields are filled by the raiser.
+#: (verb, errno name), ("completion", status) or ("event", type) -> cause and remedy. ``{...}`` fields are filled by
+#: the raiser.
 HINTS: dict[tuple[str, str], str] = {
     # ---- devices
     ("ibv_get_device_list", "ENOSYS"): (
@@ -264,4 +265,57 @@ HINTS: dict[tuple[str, str], str] = {
     ("completion", "TM_RNDV_INCOMPLETE"): (
         "A rendezvous message matched a tag, but its data did not all come: read it from the sender in software."
     ),
+    # ---- asynchronous events. Source: ibv_get_async_event(3)
+    ("event", "CQ_ERR"): (
+        "A completion queue was overrun or could not be written, and all its queue pairs fail: ask for a larger cqe, "
+        "or poll sooner (`rdmaconnect explain cq-overrun`)."
+    ),
+    ("event", "QP_FATAL"): (
+        "The device could not report an error of a queue pair by a completion, and moved it to ERR: see `dmesg`; "
+        "`conn.reconnect()` starts anew."
+    ),
+    ("event", "QP_REQ_ERR"): (
+        "The peer sent what this queue pair cannot take (a longer message, an operation that it does not allow), and "
+        "it is in ERR: the peer's own completion tells; then `conn.reconnect()`."
+    ),
+    ("event", "QP_ACCESS_ERR"): (
+        "The peer asked for memory that this queue pair does not allow (rkey, range, access flags), and it is in ERR: "
+        "see `rdmaconnect explain access`; then `conn.reconnect()`."
+    ),
+    ("event", "COMM_EST"): (
+        "The first message came while the queue pair was still in RTR. It is no error: go on to RTS."
+    ),
+    ("event", "SQ_DRAINED"): "The send queue has been emptied after SQD was asked for: its attributes may change now.",
+    ("event", "PATH_MIG"): "The connection goes on by its alternate path. It is no error: look at the first path.",
+    ("event", "PATH_MIG_ERR"): (
+        "The connection could not go on by its alternate path: see that path's port, and give it anew."
+    ),
+    ("event", "DEVICE_FATAL"): (
+        "The device failed, and nothing that is open on it works any more: see `dmesg`; close all, open it again."
+    ),
+    ("event", "PORT_ACTIVE"): "A port came up. It is no error: what waited for the port can connect.",
+    ("event", "PORT_ERR"): (
+        "A port went down: see the cable, `ip link` and `rdma link`. Connections over it end with RETRY_EXC_ERR."
+    ),
+    ("event", "LID_CHANGE"): "The subnet manager gave the port another LID: connect anew (`conn.reconnect()`).",
+    ("event", "PKEY_CHANGE"): (
+        "The partition table of the port changed: see `rdmaconnect explain pkey`; connect anew if a key is gone."
+    ),
+    ("event", "SM_CHANGE"): "Another subnet manager has the subnet. Nothing need be done unless LIDs change too.",
+    ("event", "SRQ_ERR"): "A shared receive queue failed, and takes its queue pairs along: see `dmesg`; make it anew.",
+    ("event", "SRQ_LIMIT_REACHED"): (
+        "Fewer receives than srq_limit are left in the shared receive queue: post more, then arm the limit again."
+    ),
+    ("event", "QP_LAST_WQE_REACHED"): (
+        "A queue pair in ERR takes nothing more from its shared receive queue. It is no error: it can be closed now."
+    ),
+    ("event", "CLIENT_REREGISTER"): (
+        "The subnet manager asks for subscriptions and multicast groups to be registered anew; RC goes on."
+    ),
+    ("event", "GID_CHANGE"): (
+        "The GID table of the port changed, most often since an address was added or removed: an index may mean "
+        "another GID now (`rdmaconnect devices`)."
+    ),
+    ("event", "WQ_FATAL"): "A work queue failed, and so did what steers packets to it: see `dmesg`; make it anew.",
+    ("event", "DEVICE_SPEED_CHANGE"): "The speed of a port changed: see `rdma link` and the cable. It is no error.",
 }

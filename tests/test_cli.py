@@ -50,7 +50,7 @@ def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         main(argv)
     out, err = capsys.readouterr()
     assert caught.value.code == 2
-    assert out == ""
+    assert (out == "") is ("--json" not in argv)
     assert err.startswith("usage: rdmaconnect")
     return err.rpartition("error: ")[2]
 
@@ -175,6 +175,45 @@ def test_wrong_usage_is_status_2_with_the_letter_or_the_range(
     assert words in usage_error(capsys, *argv.split())
 
 
+# ---- one object, of errors too
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "kind", "number"),
+    [
+        ("devices", 1, "VerbsError", errno.ENOSYS),
+        ("devices -v", 1, "VerbsError", errno.ENOSYS),
+        ("pingpong", 1, "VerbsError", errno.ENOSYS),
+        ("pingpong 127.0.0.1", 1, "VerbsError", errno.ENOSYS),
+        ("explain xyzzy", 1, "ValueError", None),
+        ("keygen /dev/null/a", 1, "FileExistsError", errno.EEXIST),
+        ("states TCP", 2, "usage", None),
+        ("pingpong -p ssh", 2, "usage", None),
+        ("doctor --serve", 2, "usage", None),
+        ("nope", 2, "usage", None),
+    ],
+)
+def test_an_error_is_an_object_too(
+    argv: str, status: int, kind: str, number: int | None, no_rdma: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([*argv.split(), "--json"],):
+        try:
+            assert main(words) == status
+        except SystemExit as e:
+            assert e.code == status  # noqa: PT017
+        out, err = capsys.readouterr()
+        said = json.loads(out)
+        assert said.keys() == {"error", "class", "errno"}
+        assert (said["class"], said["errno"]) == (kind, number)
+        assert " ".join(said["error"].split()) in " ".join(err.split())
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["keygen", str(tmp_path / "file" / "node1")]) == 1
+    assert f"rdmaconnect: {tmp_path / 'file'}: " in capsys.readouterr().err
+
+
 # ---- the whole program
 
 
@@ -260,7 +299,10 @@ def test_the_letters_are_those_of_ibv_rc_pingpong(asked: Callable[..., tuple[str
     wished = Options(
         device="rxe1", port_num=2, gid_index=3, path_mtu=1024, sl=5, recv_size=100000, recv_depth=6, spin=0
     )
-    assert options == {**asdict(wished), "deadline_s": 2.5, "qp_type": "RC", "count": 1}
+    assert options == {**asdict(wished), "deadline_s": 2.5, "qp_type": "RC", "count": 1, "key": None, "peer_key": None}
+    for host, peer_key in ([], "peer_keys"), (["peer"], "peer_key"):
+        options = asked(*host, "--key", "keys/me.key_secret", "--peer-key", "known")[1]
+        assert (options["key"], options[peer_key]) == ("keys/me.key_secret", "known")
     assert asked("peer", "-t", "ud")[1]["qp_type"] == "UD"
     assert asked("peer", "-q", "9")[1]["count"] == 9
 
@@ -283,10 +325,17 @@ def test_large_receives_are_few(
 def test_without_letters_the_choice_is_the_librarys(asked: Callable[..., tuple[str, dict[str, Any]]]) -> None:
     url, options = asked()
     assert url == "tcp://*:18515"
-    assert options == {**asdict(Options()), "count": 1}
+    assert options == {**asdict(Options()), "count": 1, "key": None, "peer_keys": None}
     url, options = asked("peer")
     assert url == "tcp://peer:18515"
-    assert options == {**asdict(Options()), "deadline_s": 30, "qp_type": "RC", "count": 1}
+    assert options == {
+        **asdict(Options()),
+        "deadline_s": 30,
+        "qp_type": "RC",
+        "count": 1,
+        "key": None,
+        "peer_key": None,
+    }
 
 
 @pytest.mark.parametrize(("host", "url"), [("::1", "tcp://[::1]:5"), ("fe80::1%eth0", "tcp://[fe80::1%eth0]:5")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_without_shtab_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 1
-    assert "shtab is not installed. pip install 'rdmaconnect[cli]'" in capsys.readouterr().err
+    assert "shtab is not installed. pip install shtab" in capsys.readouterr().err
 
 
 def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,3 +71,9 @@ def test_another_shell_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> Non
         main(["completion", "command.com"])
     assert caught.value.code == 2
     assert "choose from" in capsys.readouterr().err
+
+
+def test_the_script_comes_as_an_object_too(capsys: pytest.CaptureFixture[str]) -> None:
+    told = script("bash", capsys)
+    assert main(["completion", "bash", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"shell": "bash", "script": told.removesuffix("\n")}

@@ -367,7 +367,8 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports() -> None:
     with pytest.raises(ValueError, match="the peer is"):
         visit("a b", Options(), 5)
     with Software([SoftDevice("rxe1", [SoftPort(state=PortState.DOWN)])]):
-        (finding,) = visit("127.0.0.1:1", Options(), 5).findings
+        came = visit("127.0.0.1:1", Options(), 5)
+    (finding,) = came.here
     assert finding.words.startswith("No port of this host can be used: ")
 
 

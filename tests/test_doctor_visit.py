@@ -27,6 +27,7 @@ from rdmaconnect.doctor import Attempt, Verdict, visit
 from rdmaconnect.doctor.report import visit_lines
 from rdmaconnect.doctor.service import GREETING, Surgery, open_surgery
 from rdmaconnect.errors import DeviceError, StateError
+from rdmaconnect.exchange.curve import keygen
 from rdmaconnect.protocol.codec import MAX_TEXT
 from rdmaconnect.session.listen import listen
 
@@ -43,7 +44,7 @@ def hosts() -> Iterator[Software]:
 
 
 @contextmanager
-def surgery(device: str = "there") -> Iterator[Surgery]:
+def surgery(device: str = "there", **keys: str) -> Iterator[Surgery]:
     """The doctor of the other host."""
     said: list[str] = []
 
@@ -51,7 +52,7 @@ def surgery(device: str = "there") -> Iterator[Surgery]:
         with suppress(StateError):  # it was closed
             clinic.attend(said.append)
 
-    clinic = open_surgery("127.0.0.1:0", Options(device=device))
+    clinic = open_surgery("127.0.0.1:0", Options(device=device), **keys)
     with clinic:
         thread = threading.Thread(target=attend)
         thread.start()
@@ -216,6 +217,18 @@ def test_a_listener_that_is_no_doctor_is_left_alone(hosts: Software) -> None:
     assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
 
 
+def test_a_visit_by_key_files(hosts: Software, tmp_path: Path) -> None:
+    for name in ("doctor", "visitor"):
+        keygen(str(tmp_path / name), name)
+    theirs = {"key": str(tmp_path / "doctor/doctor.key_secret"), "peer_keys": str(tmp_path / "visitor")}
+    ours = {"key": str(tmp_path / "visitor/visitor.key_secret"), "peer_key": str(tmp_path / "doctor/doctor.key")}
+    with surgery(**theirs) as clinic:
+        assert visit(clinic.url, OPTIONS, 20, **ours).ok
+        (finding,) = visit(clinic.url, OPTIONS, 5).findings
+    assert finding.name == "exchange"
+    assert "key" in finding.words
+
+
 def test_where_nothing_listens_the_next_step_is_told(hosts: Software) -> None:
     (finding,) = visit("127.0.0.1:1", OPTIONS, 0.3).findings
     assert "refused: the host is there, but nothing listens on that port" in finding.words
@@ -229,8 +242,14 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports(hosts: Software) 
     with pytest.raises(ValueError, match="the peer is"):
         visit("a b", OPTIONS, 5)
     hosts.devices[0].ports[0].state = PortState.DOWN
-    (finding,) = visit("127.0.0.1:1", OPTIONS, 5).findings
+    came = visit("127.0.0.1:1", OPTIONS, 5)
+    (finding,) = came.here
+    assert came.findings == ()
     assert (finding.name, finding.verdict) == ("ports", Verdict.FAIL)
+    lines = list(visit_lines(came))
+    assert lines[0] == "This host, toward tcp://127.0.0.1:1, which was not asked:"
+    assert not any("other host" in line for line in lines)
+    assert lines[-1] == "No connection can be made."
     assert "No port of this host can be used: find an ACTIVE RDMA port" in finding.words
 
 
@@ -269,8 +288,14 @@ def test_the_program_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         )  # fmt: skip
         try:
             came = visit(f"127.0.0.1:{port}", Options(), 20)  # which waits until it is there
+            assert program.stdout is not None
+            said = ""
+            while not said.endswith("\n") or "\nconnected: " not in said:
+                line = program.stdout.readline()
+                assert line, said
+                said += line
             program.send_signal(signal.SIGINT)
-            said, _ = program.communicate(timeout=20)
+            said += program.communicate(timeout=20)[0]
         finally:
             program.kill()
             program.wait()

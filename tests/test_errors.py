@@ -13,7 +13,7 @@ import pytest
 
 import rdmaconnect
 from rdmaconnect import abi, errors
-from rdmaconnect.abi import QpAttrMask, QpState, WcStatus
+from rdmaconnect.abi import EventType, QpAttrMask, QpState, WcStatus
 from rdmaconnect.errors import (
     HINTS,
     CompletionError,
@@ -190,6 +190,8 @@ def test_every_hint_belongs_to_something_that_can_happen() -> None:
         verb = what.partition(" ")[0]
         if what == "completion":
             assert condition in WcStatus.__members__
+        elif what == "event":
+            assert condition in EventType.__members__
         else:
             assert (
                 what in ("any verb", "bind", "zmq_socket", "rdma link add") or verb in abi.PROTOTYPES or verb in abi.OPS
@@ -198,7 +200,7 @@ def test_every_hint_belongs_to_something_that_can_happen() -> None:
         steps = {"verb", "link add", *QpState.__members__, *QpAttrMask.__members__}
         assert verb == what or what.partition(" ")[2] in steps
         assert text.endswith((".", ")")), text
-        if what != "completion":
+        if what not in ("completion", "event"):
             found = hint_for(what, getattr(errno, condition), gid_index=1, local_gid=2, remote_gid=3)
             assert found
             assert "{" not in found

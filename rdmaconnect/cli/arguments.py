@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     #: what :meth:`argparse.ArgumentParser.add_subparsers` gives
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-__all__ = ["count", "seconds", "tcp_port"]
+__all__ = ["add_keys", "count", "seconds", "tcp_port"]
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add the options that protect the exchange with key files."""
+    parser.add_argument("--key", metavar="FILE", help="this side's .key_secret file (see keygen)")
+    words = "the other side's .key file; where this side listens, the folder of those that may connect. Without "
+    words += "either, RDMACONNECT_SECRET of the environment protects the exchange if it is set"
+    parser.add_argument("--peer-key", metavar="FILE", help=words)
 
 
 def count(least: int) -> Callable[[str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RdmaConnectError
@@ -38,7 +39,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     """Add the command to the program's."""
     completion = commands.add_parser(
         "completion", parents=[common], help="a script that completes this program's words in a shell",
-        description="Print it. It needs the package shtab: pip install 'rdmaconnect[cli]'.",
+        description="Print it. It needs the package shtab.",
         epilog=_USE, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     completion.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
@@ -49,13 +50,12 @@ def _completion(args: argparse.Namespace) -> int:
     try:
         import shtab
     except ImportError:
-        raise RdmaConnectError(
-            "print the completion: the package shtab is not installed. pip install 'rdmaconnect[cli]'"
-        ) from None
+        raise RdmaConnectError("print the completion: the package shtab is not installed. pip install shtab") from None
     for action in _actions(args.program):
         if action.dest == "device":
             action.complete = dict.fromkeys(_DEVICES, "_rdmaconnect_devices")
-    print(shtab.complete(args.program, args.shell, preamble=_DEVICES.get(args.shell, "")))
+    script = shtab.complete(args.program, args.shell, preamble=_DEVICES.get(args.shell, ""))
+    print(json.dumps({"shell": args.shell, "script": script}) if args.json else script)
     return 0
 
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..agreement.options import Options
 from ..exchange.url import DEFAULT_PORT, host_of, tcp_url
-from .arguments import seconds, tcp_port
+from .arguments import add_keys, seconds, tcp_port
+from .screen import paint, width
 
 if TYPE_CHECKING:
     from ..doctor import Attempt, Host
     from .arguments import Commands
 
 __all__ = ["add"]
+
+_COLOURS = {
+    "bad": r"^FAIL\b|\bFAIL \d+|^No connection can be made.*",
+    "doubt": r"^WARN\b",
+    "good": r"^ok\b|\*?\bok (?=\d)|^A connection can be made.*",
+    "head": r"^(This|The other) host, .*",
+}
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -39,6 +48,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="TCP port of the exchange (%(default)s)",
     )
+    add_keys(doctor)
     add("--deadline", type=seconds, default=60.0, metavar="SECONDS", help="for all pairs together (%(default)s)")
     doctor.set_defaults(run=_doctor, parser=doctor)
 
@@ -53,7 +63,13 @@ def _doctor(args: argparse.Namespace) -> int:
     try:
         options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
         if args.serve:
-            serve(f"*:{args.port}", options, lambda words: print(words, file=sys.stderr, flush=True))
+            serve(
+                f"*:{args.port}",
+                options,
+                lambda words: print(words, file=sys.stderr, flush=True),
+                key=args.key,
+                peer_keys=args.peer_key,
+            )
             return 0
         url = tcp_url(args.host, port=args.port) if args.host else None
     except ValueError as e:
@@ -70,7 +86,7 @@ def _host(host: Host, as_object: bool) -> int:
     if as_object:
         print(json.dumps(as_json(host, findings)))
     else:
-        print("\n".join(host_lines(host, findings)))
+        _show(host_lines(host, findings, width(sys.stdout)))
     return 0 if host.usable else 1
 
 
@@ -80,13 +96,19 @@ def _pair(host: Host, url: str, options: Options, args: argparse.Namespace) -> i
 
     findings = examine(host)
     if not args.json:
-        print("\n".join(host_lines(host, findings)), end="\n\n", flush=True)
-    found = visit(url, options, args.deadline, None if args.json else _told)
+        _show(host_lines(host, findings, width(sys.stdout)))
+        print(flush=True)
+    tell = None if args.json else _told
+    found = visit(url, options, args.deadline, tell, key=args.key, peer_key=args.peer_key)
     if args.json:
         print(json.dumps(as_json(host, findings, found)))
     else:
-        print("\n".join(visit_lines(found)))
+        _show(visit_lines(found, width(sys.stdout)))
     return 0 if found.ok else 1
+
+
+def _show(lines: Iterable[str]) -> None:
+    print(paint("\n".join(lines), _COLOURS, sys.stdout))
 
 
 def _told(attempt: Attempt) -> None:

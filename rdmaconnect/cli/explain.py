@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import inspect
 import json
 import os
+import re
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
-from ..abi import WcStatus
+from ..errors import shown
 from ..hints import HINTS
+from .pasted import ERRNOS, EVENTS, STATUSES, codes
+from .screen import paint, width
 from .themes import CLASSES, THEMES
 
 if TYPE_CHECKING:
@@ -21,102 +24,94 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_WIDTH = 80
 #: what stands in a hint for the values that only the failure itself has
 _FIELDS = {"gid_index": "N", "local_gid": "the local GID", "remote_gid": "the peer's GID"}
-_ERRNOS = {name: number for name, number in vars(errno).items() if name.startswith("E")}
-_STATUSES = {name: status for name, status in WcStatus.__members__.items() if status is not WcStatus.SUCCESS}
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     """Add the command to the program's."""
     explain = commands.add_parser(
         "explain", parents=[common], help="what an error means, and what to do about it",
-        description="CODE is an errno or a completion status, by name or number, a class of error, or a theme: "
+        description="CODE is an errno, a completion status or an event, by name, number or words, a class of error, "
+        "any line or traceback that has one of them, - to read it from standard input, or a theme: "
         + ", ".join(THEMES) + ".",
     )  # fmt: skip
-    explain.add_argument("code", metavar="CODE", help="for example ETIMEDOUT, 12, RETRY_EXC_ERR, PeerMismatch, memlock")
+    words = "for example ETIMEDOUT, 12, -110, 'transport retry counter exceeded', IBV_EVENT_QP_FATAL, memlock"
+    explain.add_argument("code", metavar="CODE", nargs="+", help=words)
     explain.set_defaults(run=_explain, parser=explain)
 
 
 def _explain(args: argparse.Namespace) -> int:
-    meanings = _meanings(args.code)
+    text = sys.stdin.read() if args.code == ["-"] else " ".join(args.code)
+    meanings = [_meaning(kind, name, text) for kind, name in codes(text)]
     if not meanings:
-        raise ValueError(_unknown(args.code))
+        raise ValueError(_unknown(text))
     if args.json:
-        print(json.dumps({"code": args.code, "meanings": meanings}))
+        print(json.dumps({"code": text, "meanings": meanings}))
     else:
-        print("\n\n".join("\n".join(_lines(meaning)) for meaning in meanings))
+        lines = "\n\n".join("\n".join(_lines(meaning, width(sys.stdout))) for meaning in meanings)
+        print(paint(lines, {"head": r"^\w[\w-]*"}, sys.stdout))
     return 0
 
 
-def _meanings(code: str) -> list[dict[str, Any]]:
-    """Everything that a code can stand for: a number is both an errno and a status."""
-    if code.isdecimal():
-        name, status = errno.errorcode.get(int(code), ""), WcStatus(int(code))
-        return [*_errno(name), *_status(status.name if status.known else "")]
-    word = code.upper().removeprefix("IBV_WC_")
-    return [*_errno(word), *_status(word), *_class(code), *_theme(code)]
+def _meaning(kind: str, name: str, text: str) -> dict[str, Any]:
+    if kind == "errno":
+        return _errno(name, text)
+    if kind == "error class":
+        return _class(name)
+    if kind == "theme":
+        return {"kind": kind, "name": name, "hint": THEMES[name]}
+    group, numbers = ("event", EVENTS) if kind == "event" else ("completion", STATUSES)
+    return {"kind": kind, "name": name, "number": numbers[name], "hint": HINTS[group, name]}
 
 
-def _errno(name: str) -> list[dict[str, Any]]:
-    if name not in _ERRNOS:
-        return []
-    number = _ERRNOS[name]
+def _errno(name: str, text: str) -> dict[str, Any]:
+    number = ERRNOS[name]
     name = errors.errno_name(number).partition(" ")[0]  # EOPNOTSUPP for ENOTSUP
+    known = [what for what, condition in HINTS if what not in ("completion", "event") and condition == name]
+    # of a line that names the verb only the hints for it; "ibv_modify_qp RTR" if it names the state that it goes to too
+    going = re.sub(r"\w+->", "", text)
+    for named in (
+        [what for what in known if " " in what and all(word in going for word in what.split())],
+        [what for what in known if what.partition(" ")[0] in text],
+    ):
+        if named:
+            known = named
+            break
     verbs: dict[str, list[str]] = {}
-    for (verb, condition), text in HINTS.items():
-        if verb != "completion" and condition == name:
-            verbs.setdefault(text.format(**_FIELDS), []).append(verb)
-    hints = [{"verbs": names, "hint": text} for text, names in verbs.items()]
-    return [{"kind": "errno", "name": name, "number": number, "meaning": os.strerror(number), "hints": hints}]
+    for what in known:
+        verbs.setdefault(HINTS[what, name].format(**_FIELDS), []).append(what)
+    hints = [{"verbs": names, "hint": hint} for hint, names in verbs.items()]
+    return {"kind": "errno", "name": name, "number": number, "meaning": os.strerror(number), "hints": hints}
 
 
-def _status(name: str) -> list[dict[str, Any]]:
-    if name not in _STATUSES:
-        return []
-    hint = HINTS["completion", name]
-    return [{"kind": "completion status", "name": name, "number": int(_STATUSES[name]), "hint": hint}]
+def _class(name: str) -> dict[str, Any]:
+    when, todo = CLASSES[name]
+    words = " ".join((inspect.getdoc(getattr(errors, name)) or "").partition("\n\n")[0].split()).replace("``", "`")
+    return {"kind": "error class", "name": name, "meaning": words, "when": when, "hint": todo}
 
 
-def _class(code: str) -> list[dict[str, Any]]:
-    for name, (when, todo) in CLASSES.items():
-        if name.lower() == code.lower():
-            words = " ".join((inspect.getdoc(getattr(errors, name)) or "").partition("\n\n")[0].split())
-            words = words.replace("``", "`")
-            return [{"kind": "error class", "name": name, "meaning": words, "when": when, "hint": todo}]
-    return []
+def _lines(meaning: dict[str, Any], columns: int) -> list[str]:
+    def fill(text: str, first: str, later: str) -> list[str]:
+        return textwrap.wrap(text, columns, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
 
-
-def _theme(code: str) -> list[dict[str, Any]]:
-    name = code.lower()
-    return [{"kind": "theme", "name": name, "hint": THEMES[name]}] if name in THEMES else []
-
-
-def _lines(meaning: dict[str, Any]) -> list[str]:
     number = f" ({meaning['number']})" if "number" in meaning else ""
     words = f": {meaning['meaning'].rstrip('.')}." if "meaning" in meaning else ""
-    lines = _fill(f"{meaning['name']}{number}, {meaning['kind']}{words}", "", "  ")
+    lines = fill(f"{meaning['name']}{number}, {meaning['kind']}{words}", "", "  ")
     for key in ("when", "hint"):
         if key in meaning:
-            lines += _fill(meaning[key], "  ", "  ")
+            lines += fill(meaning[key], "  ", "  ")
     for entry in meaning.get("hints", ()):
-        lines += _fill(f"{', '.join(entry['verbs'])}: {entry['hint']}", "  ", "    ")
+        lines += fill(f"{', '.join(entry['verbs'])}: {entry['hint']}", "  ", "    ")
     if meaning.get("hints") == []:
-        lines += _fill("No verb has a hint of its own for it: the verb's manual page may tell.", "  ", "  ")
+        lines += fill("No verb has a hint of its own for it: the verb's manual page may tell.", "  ", "  ")
     return lines
 
 
-def _fill(text: str, first: str, later: str) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False, break_long_words=True
-    )  # fmt: skip
-
-
-def _unknown(code: str) -> str:
-    known = {word.lower(): word for word in (*_ERRNOS, *_STATUSES, *CLASSES, *THEMES)}
-    asked = code.lower().removeprefix("ibv_wc_")
+def _unknown(text: str) -> str:
+    known = {word.lower(): word for word in (*ERRNOS, *STATUSES, *EVENTS, *CLASSES, *THEMES)}
+    asked = re.sub(r"^ibv_(wc|event)_", "", text.strip().lower())
     close = [known[word] for word in difflib.get_close_matches(asked, known, 4)]
     hint = f"Did you mean {', '.join(close)}?" if close else "See `rdmaconnect explain --help`."
-    shown = code if len(code) <= _WIDTH // 2 else f"{code[: _WIDTH // 2]}..."
-    return "\n".join(textwrap.wrap(f"explain {shown!r}: there is no such code. {hint}", _WIDTH - len("rdmaconnect: ")))
+    words = f"explain {shown(text)}: there is no code in it. {hint}"
+    return "\n".join(textwrap.wrap(words, width(sys.stderr) - len("rdmaconnect: ")))

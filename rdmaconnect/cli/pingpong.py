@@ -21,7 +21,8 @@ from ..session.connect import connect_many
 from ..session.connection import Connection
 from ..session.listen import listen
 from ..session.trace import Mark
-from .arguments import count, seconds, tcp_port
+from .arguments import add_keys, count, seconds, tcp_port
+from .screen import width
 
 if TYPE_CHECKING:
     from .arguments import Commands
@@ -76,6 +77,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
     add("--deadline", type=seconds, default=30.0, metavar="SECONDS", help=patience)
+    add_keys(pingpong)
     add("--trace", action="store_true", help="show each step of the handshake with its time, of both ends")
     add("--csv", metavar="FILE", help="write one row for each size; - for standard output instead of text")
     add("--plot", metavar="FILE.png", help="draw it, 1200 x 800 pixels (needs the extra 'plot')")
@@ -86,7 +88,7 @@ def _epilog() -> str:
     lines = ["a round trip of each --op:"]
     for name, op in OPS.items():
         says = f"{op.says} ({', '.join(map(str, op.qp_types))})"
-        lines += textwrap.wrap(f"  {name:9}  {says}", 80, subsequent_indent=" " * 13)
+        lines += textwrap.wrap(f"  {name:9}  {says}", width(sys.stdout), subsequent_indent=" " * 13)
     return "\n".join(lines)
 
 
@@ -130,7 +132,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace, url: str, options: Options) -> int:
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(url, options=options))
+        listener = stack.enter_context(listen(url, options=options, key=args.key, peer_keys=args.peer_key))
         print(f"listening on {listener.url}", file=sys.stderr, flush=True)
 
         def accept(deadline_s: float | None = args.deadline) -> Connection:
@@ -152,7 +154,15 @@ def _serve(args: argparse.Namespace, url: str, options: Options) -> int:
 
 
 def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
-    made = connect_many(url, args.qps, qp_type=args.type, deadline_s=args.deadline, options=options)
+    made = connect_many(
+        url,
+        args.qps,
+        qp_type=args.type,
+        deadline_s=args.deadline,
+        options=options,
+        key=args.key,
+        peer_key=args.peer_key,
+    )
     with contextlib.ExitStack() as stack:
         conns = [stack.enter_context(conn) for conn in made]
         trace = conns[0].trace if args.trace else ()

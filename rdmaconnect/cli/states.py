@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 from ..abi import QpType, bits
 from ..agreement.transitions import TABLE
 from ..errors import shown
+from .screen import paint, width
 
 if TYPE_CHECKING:
     from .arguments import Commands
@@ -48,9 +50,9 @@ def _states(args: argparse.Namespace) -> int:
         print(json.dumps({"qp_type": str(args.type), "transitions": rows}))
         return 0
     for row in rows:
-        print(f"{row['from']:5} -> {row['to']}")
+        print(paint(f"{row['from']:5} -> {row['to']}", {"head": ".*"}, sys.stdout))
         for kind in ("required", "optional"):
             if row[kind]:
                 words = f"  {kind}: {', '.join(row[kind])}"
-                print(textwrap.fill(words, 80, subsequent_indent=" " * 12))
+                print(textwrap.fill(words, width(sys.stdout), subsequent_indent=" " * 12))
     return 0

@@ -2,7 +2,7 @@
 
 ``gather`` reads the world once, into a :class:`Host`; the checks judge that value, each a small pure
 function, and give :class:`Finding`; ``visit`` tries every way to another host, where ``serve`` runs;
-``report`` puts all of it in words of 80 columns, or in JSON.
+``report`` puts all of it in words, or in JSON.
 """
 
 from __future__ import annotations

@@ -47,12 +47,14 @@ class Visit:
     Args:
         url: where it listens.
         findings: of the exchange, and what the other host says of itself.
+        here: what is wrong with this host, so that the other was not asked.
         matrix: the pairs; None if the other host did not tell its ports.
     """
 
     url: str
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
     matrix: Matrix | None = None
+    here: tuple[Finding, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -61,7 +63,13 @@ class Visit:
 
 
 def visit(
-    peer: str, options: Options, deadline_s: float | None, tell: Callable[[Attempt], None] | None = None
+    peer: str,
+    options: Options,
+    deadline_s: float | None,
+    tell: Callable[[Attempt], None] | None = None,
+    *,
+    key: str | None = None,
+    peer_key: str | None = None,
 ) -> Visit:
     """Try every way to a host on which ``rdmaconnect doctor --serve`` runs.
 
@@ -70,17 +78,18 @@ def visit(
         options: ``device``, ``port_num`` and ``gid_index`` narrow what is tried here.
         deadline_s: seconds for all of it; ways for which no time is left are given as untried.
         tell: called after each attempt.
+        key, peer_key: as for ``connect``.
 
     Returns:
         The findings and the matrix; nothing is raised for what is wrong with a host or a network.
 
     Raises:
-        ValueError: ``peer`` cannot be meant.
+        ValueError: ``peer`` cannot be meant, or no keys are in the files.
     """
     deadline = Deadline(deadline_s, ConnectTimeout)
     trace = Trace(Role.CONNECTOR, deadline)
     url = tcp_url(peer)
-    terms = make_terms({"options": narrowed(options)})
+    terms = make_terms({"options": narrowed(options), "key": key, "peer_key": peer_key})
     try:
         where = addresses(host_of(url), port_of(url))
         asking = Outgoing(url, where, terms.keys)
@@ -90,7 +99,7 @@ def visit(
     except ValueError as e:
         return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
     except (RdmaConnectError, OSError) as e:
-        return Visit(url, (Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
+        return Visit(url, here=(Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
     try:
         words, there = _ask(asking, here[0], deadline, trace)
         if asking.address != address:  # a name has several addresses, and another one answered

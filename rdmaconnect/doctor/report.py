@@ -1,4 +1,4 @@
-"""What was found, in words that fit into 80 columns, and as values for JSON. Pure."""
+"""What was found, in words that fit the columns given, and as values for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_json(host: Host, findings: Sequence[Finding], visit: Visit | None = None)
 
     Args:
         host: this host.
-        findings: of its checks.
+        findings: of its checks; what a visit found wrong here comes after them.
         visit: of the other host, if there was one.
     """
     said: dict[str, Any] = {
@@ -34,7 +34,7 @@ def as_json(host: Host, findings: Sequence[Finding], visit: Visit | None = None)
         "kernel": host.kernel,
         "ok": bool(host.usable) if visit is None else visit.ok,
         "chosen": _chosen(host),
-        "findings": [finding.asdict() for finding in findings],
+        "findings": [finding.asdict() for finding in (*findings, *(visit.here if visit else ()))],
         "ports": [_port(host, port) for port in host.ports],
     }
     if visit is not None:
@@ -58,11 +58,11 @@ def _port(host: Host, port: Port) -> dict[str, Any]:
     return {"device": port.device, **told}
 
 
-def host_lines(host: Host, findings: Iterable[Finding]) -> Iterator[str]:
+def host_lines(host: Host, findings: Iterable[Finding], columns: int = WIDTH) -> Iterator[str]:
     """This host, line by line."""
-    yield from _wrapped(f"This host, {host.name}:", "")
+    yield from _wrapped(f"This host, {host.name}:", "", columns)
     for finding in findings:
-        yield from _finding(finding)
+        yield from _finding(finding, columns)
     if host.ports:
         yield ""
         yield "GID tables (* would be chosen, - is no address of this network namespace):"
@@ -79,20 +79,21 @@ def host_lines(host: Host, findings: Iterable[Finding]) -> Iterator[str]:
         if host.usable
         else "No connection can be made from this host: see what is marked FAIL.",
         "",
+        columns,
     )
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(finding: Finding, columns: int) -> Iterator[str]:
     verdict = finding.verdict.value.upper() if finding.verdict.value in ("fail", "warn") else finding.verdict.value
-    yield from _wrapped(f"{verdict:4} {finding.name:10} {finding.words}", _INDENT)
+    yield from _wrapped(f"{verdict:4} {finding.name:10} {finding.words}", _INDENT, columns)
     if finding.fix:
-        yield from _wrapped(f"{_INDENT}fix: {finding.fix}", _INDENT + "     ")
+        yield from _wrapped(f"{_INDENT}fix: {finding.fix}", _INDENT + "     ", columns)
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrapped(text: str, indent: str, columns: int) -> list[str]:
     lead = text[: len(text) - len(text.lstrip())]
     return textwrap.wrap(
-        text.lstrip(), WIDTH, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False,
+        text.lstrip(), columns, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False,
         drop_whitespace=True,
     )  # fmt: skip
 
@@ -100,38 +101,42 @@ def _wrapped(text: str, indent: str) -> list[str]:
 # ---- a pair
 
 
-def visit_lines(visit: Visit) -> Iterator[str]:
+def visit_lines(visit: Visit, columns: int = WIDTH) -> Iterator[str]:
     """The pair, line by line: what was said, the matrix, the causes."""
-    yield from _wrapped(f"The other host, {visit.url}:", "")
-    for finding in visit.findings:
-        yield from _finding(finding)
+    if visit.here:
+        yield from _wrapped(f"This host, toward {visit.url}, which was not asked:", "", columns)
+    else:
+        yield from _wrapped(f"The other host, {visit.url}:", "", columns)
+    for finding in (*visit.here, *visit.findings):
+        yield from _finding(finding, columns)
     if visit.matrix is not None and visit.matrix.attempts:
         yield ""
-        yield from _matrix_lines(visit.matrix)
+        yield from _matrix_lines(visit.matrix, columns)
     yield ""
     yield "A connection can be made." if visit.ok else "No connection can be made."
 
 
-def _matrix_lines(matrix: Matrix) -> Iterator[str]:
+def _matrix_lines(matrix: Matrix, columns: int) -> Iterator[str]:
     notes = _notes(matrix)
     yield "Rows are ports here, columns ports there:"
     for number, end in enumerate(matrix.here, 1):
-        yield from _wrapped(f"{number:3}  {end.words}", " " * _ROW)
+        yield from _wrapped(f"{number:3}  {end.words}", " " * _ROW, columns)
     for number, end in enumerate(matrix.there):
-        yield from _wrapped(f"{_letter(number):>3}  {end.words}", " " * _ROW)
-    for start in range(0, len(matrix.there), (WIDTH - _ROW) // _COLUMN):
-        columns = list(enumerate(matrix.there))[start : start + (WIDTH - _ROW) // _COLUMN]
+        yield from _wrapped(f"{_letter(number):>3}  {end.words}", " " * _ROW, columns)
+    fit = (columns - _ROW) // _COLUMN
+    for start in range(0, len(matrix.there), fit):
+        shown = list(enumerate(matrix.there))[start : start + fit]
         yield ""
-        yield (" " * _ROW + "".join(f"{_letter(number):{_COLUMN}}" for number, _ in columns)).rstrip()
+        yield (" " * _ROW + "".join(f"{_letter(number):{_COLUMN}}" for number, _ in shown)).rstrip()
         for number, row in enumerate(matrix.here, 1):
-            cells = (_cell(matrix, matrix.at(row, column), notes) for _, column in columns)
+            cells = (_cell(matrix, matrix.at(row, column), notes) for _, column in shown)
             yield (f"{number:3}  " + "".join(f"{cell:{_COLUMN}}" for cell in cells)).rstrip()
     yield ""
-    yield from _wrapped("* is what connect() uses, with the time of an RDMA read; - cannot go together.", "")
+    yield from _wrapped("* is what connect() uses, with the time of an RDMA read; - cannot go together.", "", columns)
     for (cause, fix), number in notes.items():
-        yield from _wrapped(f"{number:3}  {cause}", " " * _ROW)
+        yield from _wrapped(f"{number:3}  {cause}", " " * _ROW, columns)
         if fix:
-            yield from _wrapped(f"     fix: {fix}", " " * (_ROW + 5))
+            yield from _wrapped(f"     fix: {fix}", " " * (_ROW + 5), columns)
 
 
 def _letter(number: int) -> str:

@@ -83,9 +83,9 @@ class Surgery(Listener):
                 connection.close()
 
 
-def open_surgery(address: str, options: Options) -> Surgery:
+def open_surgery(address: str, options: Options, key: str | None = None, peer_keys: str | None = None) -> Surgery:
     """Listen for doctors; see :func:`serve`."""
-    given = {"options": narrowed(options), "regions": {"doctor": bytearray(64)}}
+    given = {"options": narrowed(options), "regions": {"doctor": bytearray(64)}, "key": key, "peer_keys": peer_keys}
     terms = make_terms(given, ListenOptions, listens=True)
     surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
     surgery.options = options
@@ -97,18 +97,27 @@ def narrowed(options: Options) -> Options:
     return replace(_TIMERS, device=options.device, port_num=options.port_num, gid_index=options.gid_index)
 
 
-def serve(address: str, options: Options, say: Callable[[str], None]) -> None:
+def serve(
+    address: str,
+    options: Options,
+    say: Callable[[str], None],
+    *,
+    key: str | None = None,
+    peer_keys: str | None = None,
+) -> None:
     """Serve doctors until interrupted.
 
     Args:
         address: where to listen, as for ``listen``.
         options: ``device``, ``port_num`` and ``gid_index`` narrow what is offered.
         say: told the address, and what comes of each doctor's attempts.
+        key, peer_keys: as for ``listen``.
 
     Raises:
+        ValueError: an argument that cannot be meant.
         OSError: the address is taken or not one of this host.
     """
-    surgery = open_surgery(address, options)
+    surgery = open_surgery(address, options, key, peer_keys)
     with surgery:
         say(f"listening on {surgery.url}")
         surgery.attend(say)

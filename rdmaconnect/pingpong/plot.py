@@ -30,7 +30,7 @@ def require() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as e:
-        raise ValueError(f"a plot needs matplotlib ({e}): pip install 'rdmaconnect[plot]'") from None
+        raise ValueError(f"a plot needs matplotlib ({e}): pip install matplotlib") from None
 
 
 def save(report: Report, path: str) -> None:
