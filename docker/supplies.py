@@ -133,15 +133,28 @@ def install(*packages: str) -> None:
         step(f"installing {' '.join(missing)}", argv, usr, PACKAGES_MB)
 
 
-def environment() -> Path:
-    """Return the Python of the project's virtual environment; a changed pyproject.toml has one of its own."""
+def lacking(packages: Sequence[str], suites: Sequence[str]) -> int:
+    """Megabytes that the packages, the virtual environment and the kernels that are not here yet take, at most."""
+    there = ask("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *packages)
+    size = PACKAGES_MB if any(f"{name} installed" not in there.splitlines() for name in packages) else 0
+    size += 0 if (venv()[1] / "complete").exists() else VENV_MB
+    return size + sum(KERNEL_MB for suite in set(suites) if not kernel_place(suite).exists())
+
+
+def venv() -> tuple[Path, Path]:
+    """The Python that the virtual environment is made of, and its folder."""
     own = importlib.util.find_spec("ensurepip") is not None
     base = Path(sys.executable if own else "/usr/bin/python3")
     identity = f"{ROOT} {base} {sys.version} ".encode() + (ROOT / "pyproject.toml").read_bytes()
-    place = CACHE / "venv" / hashlib.sha256(identity).hexdigest()[:12]
+    return base, CACHE / "venv" / hashlib.sha256(identity).hexdigest()[:12]
+
+
+def environment() -> Path:
+    """Return the Python of the project's virtual environment; a changed pyproject.toml has one of its own."""
+    base, place = venv()
     python = place / "bin/python"
     if not (place / "complete").exists():
-        if not own:
+        if importlib.util.find_spec("ensurepip") is None:
             install("python3", "python3-venv")
         step(f"making a virtual environment of {base}", [base, "-m", "venv", "--clear", place], CACHE, VENV_MB)
         step("installing the project in it", [python, "-m", "pip", "install", "-e", f"{ROOT}[test]"], CACHE)
@@ -178,9 +191,14 @@ def fetch(what: str, packages: Sequence[str], place: Path, megabytes: int, more:
         Path(stage, "made" if more else "tree").rename(place)
 
 
+def kernel_place(suite: str) -> Path:
+    """Where that suite's kernel is kept, once it is there."""
+    return CACHE / "kernel" / f"{suite}-{hashlib.sha256((MAKE_KERNEL + INIT).encode()).hexdigest()[:8]}"
+
+
 def kernel(suite: str) -> Path:
     """Return the folder with that suite's vmlinuz, initrd and lib/modules."""
-    place = CACHE / "kernel" / f"{suite}-{hashlib.sha256((MAKE_KERNEL + INIT).encode()).hexdigest()[:8]}"
+    place = kernel_place(suite)
     if not place.exists():
         apt, depends = {"APT_CONFIG": archive(suite)}, ("apt-cache", "depends")
         release = re.findall(r"Depends: linux-image-(\d\S+)", ask(*depends, "linux-image-amd64", **apt))[0]

@@ -19,7 +19,7 @@ from ..errors import RdmaConnectError
 from . import completion, devices, doctor, explain, keys, pingpong, states
 from .screen import paint
 
-__all__ = ["main"]
+__all__ = ["check", "main"]
 
 COMMANDS = (doctor, pingpong, devices, states, explain, keys, completion)
 
@@ -34,15 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     argv = sys.argv[1:] if argv is None else argv
+    args = check(argv)
     try:
-        args = _parser().parse_args(argv)
         if args.verbose and args.logs:
             logging.basicConfig(format="%(relativeCreated)7.1f ms %(message)s", level=logging.DEBUG)
         status: int = args.run(args)
-    except _UsageError as e:
-        if "--json" in argv:
-            print(json.dumps({"error": str(e), "class": "usage", "errno": None}))
-        argparse.ArgumentParser.error(e.parser, str(e))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough
         return 1
@@ -55,6 +51,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def check(argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line, and do nothing that it asks for.
+
+    Args:
+        argv: the arguments after the program's name.
+
+    Returns:
+        What was read.
+
+    Raises:
+        SystemExit: wrong usage, which is told on stderr, status 2; or help was asked for, status 0.
+    """
+    try:
+        args = _parser().parse_args(argv)
+        args.check(args)
+    except _UsageError as e:
+        if "--json" in argv:
+            print(json.dumps({"error": str(e), "class": "usage", "errno": None}))
+        argparse.ArgumentParser.error(e.parser, str(e))
+    return args
 
 
 def _words(error: Exception) -> str:
@@ -83,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object instead of text, of an error too")
     common.add_argument("-v", "--verbose", action="store_true", help="log each step to stderr")
-    common.set_defaults(logs=True, program=parser)
+    common.set_defaults(logs=True, program=parser, check=lambda args: None)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands, common)

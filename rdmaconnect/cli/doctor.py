@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..agreement.options import Options
+from ..errors import RdmaConnectError
 from ..exchange.url import DEFAULT_PORT, host_of, tcp_url
 from .arguments import add_keys, seconds, tcp_port
 from .screen import paint, width
@@ -50,32 +51,34 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     )
     add_keys(doctor)
     add("--deadline", type=seconds, default=60.0, metavar="SECONDS", help="for all pairs together (%(default)s)")
-    doctor.set_defaults(run=_doctor, parser=doctor)
+    doctor.set_defaults(run=_doctor, parser=doctor, check=_check)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Find the options and the url, in ``args``."""
+    if args.serve and (args.host or args.json):
+        args.parser.error("--serve takes neither HOST nor --json")
+    try:
+        args.options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
+        args.url = tcp_url(args.host, port=args.port) if args.host else None
+    except ValueError as e:
+        args.parser.error(str(e))
 
 
 def _doctor(args: argparse.Namespace) -> int:
+    if not sys.platform.startswith("linux"):
+        raise RdmaConnectError(f"examine this host: it is {sys.platform}, and only Linux has what is examined")
     from ..doctor import gather, serve  # the other commands do without
 
-    if args.serve and (args.host or args.json):
-        args.parser.error("--serve takes neither HOST nor --json")
-    if not sys.platform.startswith("linux"):
-        args.parser.error(f"it examines Linux hosts, and this is {sys.platform}")
-    try:
-        options = Options(device=args.device, port_num=args.port_num, gid_index=args.gid_index)
-        if args.serve:
-            serve(
-                f"*:{args.port}",
-                options,
-                lambda words: print(words, file=sys.stderr, flush=True),
-                key=args.key,
-                peer_keys=args.peer_key,
-            )
-            return 0
-        url = tcp_url(args.host, port=args.port) if args.host else None
-    except ValueError as e:
-        args.parser.error(str(e))
-    host = gather(options, host_of(url) if url else None)
-    return _host(host, args.json) if url is None else _pair(host, url, options, args)
+    if args.serve:
+
+        def say(words: str) -> None:
+            print(words, file=sys.stderr, flush=True)
+
+        serve(f"*:{args.port}", args.options, say, key=args.key, peer_keys=args.peer_key)
+        return 0
+    host = gather(args.options, host_of(args.url) if args.url else None)
+    return _host(host, args.json) if args.url is None else _pair(host, args.url, args.options, args)
 
 
 def _host(host: Host, as_object: bool) -> int:

@@ -81,7 +81,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     add("--trace", action="store_true", help="show each step of the handshake with its time, of both ends")
     add("--csv", metavar="FILE", help="write one row for each size; - for standard output instead of text")
     add("--plot", metavar="FILE.png", help="draw it, 1200 x 800 pixels (needs the extra 'plot')")
-    pingpong.set_defaults(run=_pingpong, parser=pingpong)
+    pingpong.set_defaults(run=_pingpong, parser=pingpong, check=_check)
 
 
 def _epilog() -> str:
@@ -92,7 +92,8 @@ def _epilog() -> str:
     return "\n".join(lines)
 
 
-def _pingpong(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> None:
+    """Find the url and the options, in ``args``; refuse what no two ends can do, before anything is done."""
     kept = _DEFAULTS.sizes(args.qps)
     recv_size = args.size if args.op == "send" and (args.size or 0) > kept.recv_size else None
     try:
@@ -102,17 +103,26 @@ def _pingpong(args: argparse.Namespace) -> int:
         )  # fmt: skip
         if recv_size is not None and args.rx_depth is None:
             options = dataclasses.replace(options, recv_depth=max(2, min(kept.recv_depth, _RECEIVES // recv_size)))
-        _check(args)
-        url = tcp_url("*" if args.host is None else args.host, bind=args.host is None, port=args.port)
+        _agree(args)
+        args.url = tcp_url("*" if args.host is None else args.host, bind=args.host is None, port=args.port)
     except ValueError as e:
         args.parser.error(str(e))
+    args.options = options
+
+
+def _pingpong(args: argparse.Namespace) -> int:
+    options: Options = args.options
     size, depth, _ = options.sizes(args.qps)
     check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
-    return _serve(args, url, options) if args.host is None else _ping(args, url, options)
+    return _serve(args, args.url, options) if args.host is None else _ping(args, args.url, options)
 
 
-def _check(args: argparse.Namespace) -> None:
-    """Refuse what no two ends can do, before anything is done."""
+def _agree(args: argparse.Namespace) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        ValueError: what, in words.
+    """
     if args.json and args.csv == "-":
         raise ValueError("--json and --csv - both mean standard output: give --csv a file")
     if args.duration is not None and args.iters is not None:
