@@ -1,7 +1,7 @@
 """Fetch a file from a peer, with progress: the peer's memory is read, the peer does nothing.
 
-Run `python examples/file_transfer.py offer FILE`, then `python examples/file_transfer.py fetch HOST FOLDER` on
-another host.
+Run `python examples/file_transfer.py --file FILE` to offer it, then `python examples/file_transfer.py HOST` on another
+host; `--into` a folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import rdmaconnect
 
 
-def offer(path: str, address: str = "*", device: str | None = None) -> None:
+def offer(address: str = "*", device: str | None = None, path: str = __file__) -> None:
     """Let one peer read a file."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         about = {"name": Path(path).name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -37,7 +37,11 @@ def show(done: int, size: int) -> None:
 
 
 def fetch(
-    peer: str, folder: str, device: str | None = None, piece: int = 1 << 20, tick: Callable[[int, int], None] = show
+    peer: str,
+    device: str | None = None,
+    folder: str = ".",
+    piece: int = 1 << 20,
+    tick: Callable[[int, int], None] = show,
 ) -> Path:
     """Fetch what a peer offers into a folder."""
     with rdmaconnect.connect(peer, device=device, deadline_s=120) as conn:
@@ -60,15 +64,13 @@ def fetch(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    roles = parser.add_subparsers(dest="role", required=True)
-    for name, words in (("offer", ["file"]), ("fetch", ["host", "folder"])):
-        role = roles.add_parser(name)
-        for word in words:
-            role.add_argument(word)
-        role.add_argument("-l", "--listen", default="*", metavar="ADDRESS", help="the address to offer it on")
-        role.add_argument("-d", "--device", metavar="NAME", help="the RDMA device")
+    parser.add_argument("peer", nargs="?", metavar="HOST", help="who offers a file; without it: offer one")
+    parser.add_argument("-l", "--listen", default="*", metavar="ADDRESS", help="the address to offer it on")
+    parser.add_argument("-d", "--device", metavar="NAME", help="the RDMA device")
+    parser.add_argument("--file", default=__file__, metavar="FILE", help="what to offer (this program)")
+    parser.add_argument("--into", default=".", metavar="FOLDER", help="where to put it (%(default)s)")
     args = parser.parse_args()
-    if args.role == "offer":
-        offer(args.file, args.listen, args.device)
+    if args.peer is None:
+        offer(args.listen, args.device, args.file)
     else:
-        fetch(args.host, args.folder, args.device)
+        fetch(args.peer, args.device, args.into)

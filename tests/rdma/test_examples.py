@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path as FilePath
-from types import ModuleType
 from typing import Any
 
 import pytest
 from conftest import PATIENCE, Node
+from example_programs import EXAMPLES, example, key_files
 
 from rdmaconnect import AsyncListener, Listener
 
-EXAMPLES = FilePath(__file__).parents[2] / "examples"
 PORTS = itertools.count(18620)
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(autouse=True)
@@ -89,9 +79,9 @@ def test_a_file_is_fetched_by_a_program(node1: Node, node2: Node, tmp_path: File
     module, port, content = example("file_transfer"), next(PORTS), random.Random(1).randbytes((2 << 20) + 12345)
     (tmp_path / "source.bin").write_bytes(content)
     (tmp_path / "got").mkdir()
-    offering = node2.start(module.offer, tmp_path / "source.bin", f"{node2.address}:{port}", node2.named.get("device"))
+    offering = node2.start(module.offer, f"{node2.address}:{port}", node2.named.get("device"), tmp_path / "source.bin")
     device = ["-d", node1.device] if node1.named else []
-    words = [sys.executable, EXAMPLES / "file_transfer.py", "fetch", f"{node2.address}:{port}", tmp_path / "got"]
+    words = [sys.executable, EXAMPLES / "file_transfer.py", f"{node2.address}:{port}", "--into", tmp_path / "got"]
     done = subprocess.run(
         node1.command(*map(str, words), *device), capture_output=True, text=True, timeout=PATIENCE * 3
     )
@@ -100,6 +90,31 @@ def test_a_file_is_fetched_by_a_program(node1: Node, node2: Node, tmp_path: File
     progress = [line for line in done.stderr.splitlines() if "%" in line]
     assert progress == [f"{part:3d} % of {len(content)} bytes" for part in (49, 99, 100)]
     assert "2109497 bytes fetched and verified" in done.stdout
+
+
+def test_a_connection_outlives_its_server(play: Callable[..., str]) -> None:
+    module = example("reconnect")
+    said = play(module.serve, module.count)
+    assert "30 numbers came, the last is 29" in said
+    assert "30 numbers sent and answered, connected anew 2 times" in said
+
+
+def test_who_has_no_key_is_refused(play: Callable[..., str], tmp_path: FilePath) -> None:
+    module = example("keys")
+    served, called = key_files(tmp_path)
+    said = play(partial(module.serve, **served), partial(module.call, **called))
+    assert "without a key: " in said
+    assert "with it: welcome" in said
+    assert "a client that is known says: it is me" in said
+
+
+def test_two_that_are_alike_meet(node1: Node, node2: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    module, port = example("meet"), next(PORTS)
+    here, there = (f"{node.address}:{port}" for node in (node1, node2))
+    sides = [node1.start(module.swap, there, here, node1.named.get("device"))]
+    sides += [node2.start(module.swap, here, there, node2.named.get("device"))]
+    assert [side.exception(PATIENCE * 3) for side in sides] == [None, None]
+    assert capsys.readouterr().out.count("1048576 bytes each way between") == 2
 
 
 def test_tensors_are_written_into_the_peers_model(play: Callable[..., str]) -> None:

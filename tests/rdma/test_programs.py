@@ -54,10 +54,9 @@ def test_pingpong_prints_one_json_object(node1: Node, node2: Node) -> None:
 
 
 def test_examples(node1: Node, node2: Node) -> None:
-    python = [sys.executable]
-    extra = [] if NETNS else [node2.device]
-    server = node2.command(*python, "examples/server.py", f"{node2.address}:18601", *extra)
-    client = node1.command(*python, "examples/client.py", f"{node2.address}:18601", *([] if NETNS else [node1.device]))
+    python, address = [sys.executable], f"{node2.address}:18601"
+    server = node2.command(*python, "examples/messages.py", "-l", address, *([] if NETNS else ["-d", node2.device]))
+    client = node1.command(*python, "examples/messages.py", address, *([] if NETNS else ["-d", node1.device]))
     served, got = _both(server, client)
     assert "hello from" in served
     assert "verified" in got
