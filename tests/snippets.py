@@ -10,7 +10,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _PROGRAM = re.compile(
-    r"^<!-- run: (?P<name>\w+) (?P<side>server|client)(?P<forever>, forever)?(?:, prints: (?P<prints>.*?))? -->\n"
+    r"^<!-- run: (?P<name>\w+) (?P<side>server|client|alone)(?P<forever>, forever)?(?:, prints: (?P<prints>.*?))? -->\n"
     r"```python\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -23,7 +23,7 @@ class Program(NamedTuple):
 
     Args:
         name: what it and its other side are called.
-        side: ``server`` or ``client``.
+        side: ``server`` or ``client``, or ``alone`` if it needs no other.
         forever: whether it ends only when it is ended.
         prints: words that it prints, or "".
         code: its text.

@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from snippets import README, ROOT, commands, programs
+from snippets import README, ROOT, Program, commands, programs
+from software import Software
 
 from rdmaconnect.agreement.options import Options
 from rdmaconnect.cli import _parser
@@ -21,7 +22,7 @@ def test_every_program_is_marked_to_be_run() -> None:
     sides = Counter((program.name, program.side) for program in programs())
     assert set(sides.values()) == {1}
     for name, side in sides:
-        assert (name, "client" if side == "server" else "server") in sides
+        assert side == "alone" or (name, "client" if side == "server" else "server") in sides
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.TaskGroup is of Python 3.11")
@@ -33,6 +34,14 @@ def test_programs_are_typed(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mypy", "--python-version", "3.11", "--config-file", "pyproject.toml", *files]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("program", [p for p in programs() if p.side == "alone"], ids=lambda program: program.name)
+def test_programs_that_need_no_other_side(
+    program: Program, software: Software, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(compile(program.code, f"README.md, {program.name}", "exec"), {"__name__": "__main__"})
+    assert program.prints in capsys.readouterr().out
 
 
 def test_every_command_is_understood() -> None:

@@ -99,7 +99,7 @@ class Connection(BaseConnection):
         Raises:
             ValueError: it does not fit into the region, or ``imm`` into 32 bits; or an :class:`MR` of another
                 connection.
-            KeyError: no region of that name.
+            LookupError: no region of that name.
             CompletionError: REM_ACCESS_ERR where the region is closed or may not be written; after that
                 the connection is of no more use.
             StateError: closed, or UD, which has no RDMA write.
@@ -147,7 +147,7 @@ class Connection(BaseConnection):
         Raises:
             ValueError: outside of the region.
             StateError: closed, or not RC, the only type with RDMA read.
-            KeyError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
+            LookupError, CompletionError, DeadlineExceeded, PeerClosed: as :meth:`write`.
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
         """

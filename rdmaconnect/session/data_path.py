@@ -194,7 +194,7 @@ class DataPath:
             raise TypeError(f"the region is {shown(region)}: give the name of one of the peer's, or a RemoteRegion")
         if region not in self.remote:
             there = shorten(", ".join(sorted(self.remote)), 200, placeholder=" ...")
-            raise KeyError(f"the peer has no region {shown(region)}; it has {there or 'none'}")
+            raise LookupError(f"the peer has no region {shown(region)}; it has {there or 'none'}")
         return self.remote[region]
 
     def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:

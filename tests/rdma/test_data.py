@@ -147,7 +147,7 @@ def test_outside_of_a_region_is_refused_here(node1: Node, node2: Node) -> None:
             here.write(b"12345", "r", offset=6)
         with pytest.raises(ValueError, match="the remote region has 10"):
             here.read("r", 11)
-        with pytest.raises(KeyError, match="no region 'nope'; it has r"):
+        with pytest.raises(LookupError, match="no region 'nope'; it has r"):
             here.read("nope")
         assert here.read("r") == bytes(10)
 

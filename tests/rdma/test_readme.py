@@ -55,6 +55,12 @@ def test_programs(node1: Node, node2: Node, name: str) -> None:
     assert server.prints in served.result(PATIENCE)
 
 
+@pytest.mark.parametrize("name", [name for name, side in PROGRAMS if side == "alone"])
+def test_programs_that_need_no_other_side(node1: Node, name: str) -> None:
+    program = PROGRAMS[name, "alone"]
+    assert program.prints in node1.call(_run, program, node1)
+
+
 @pytest.mark.parametrize("words", [words for words in ALONE if len(words) == 2], ids=" ".join)
 def test_commands_about_this_host(node1: Node, words: list[str]) -> None:
     shown = node1.run(sys.executable, "-m", *words)
