@@ -14,9 +14,9 @@ import sys
 import rdmaconnect
 
 
-def serve(address: str = "*", device: str | None = None, key: str = "", peer_key: str = "") -> None:
-    """Serve one client whose key is in the folder ``peer_key``; keys can be added while it runs."""
-    with rdmaconnect.listen(address, device=device, key=key, peer_key=peer_key) as listener:
+def serve(address: str = "*", device: str | None = None, key: str = "", peer_keys: str = "") -> None:
+    """Serve one client whose key is in the folder ``peer_keys``; keys can be added while it runs."""
+    with rdmaconnect.listen(address, device=device, key=key, peer_keys=peer_keys) as listener:
         print(f"listening on {listener.url}", file=sys.stderr, flush=True)
         with listener.accept(deadline_s=None) as conn:
             print(f"a client that is known says: {conn.recv(deadline_s=120).decode()}")

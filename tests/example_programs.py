@@ -26,6 +26,6 @@ def key_files(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     listener = rdmaconnect.keygen(str(folder), "listener")
     connector = rdmaconnect.keygen(str(folder / "known"), "connector")
     return (
-        {"key": listener[1], "peer_key": str(folder / "known")},
+        {"key": listener[1], "peer_keys": str(folder / "known")},
         {"key": connector[1], "peer_key": listener[0]},
     )

@@ -39,7 +39,7 @@ from rdmaconnect.errors import (
     RdmaConnectError,
     VerbsError,
 )
-from rdmaconnect.session.listen import listen
+from rdmaconnect.protocol import codec
 from rdmaconnect.session.terms import ListenOptions, make_terms
 
 A, DEAD, FE80 = gid("10.0.0.1", gid_index=1), gid("10.77.0.1", gid_index=2), gid("fe80::1")
@@ -338,21 +338,6 @@ def test_gids_that_never_go_together_are_told() -> None:
     assert list(visit_lines(came))[-1] == "No connection can be made."
 
 
-def test_a_listener_that_is_no_doctor_is_left_alone() -> None:
-    """An application must not be handed a doctor's connections."""
-    devices = [SoftDevice("rxe1"), SoftDevice("rxe2", [SoftPort(gids=["127.0.0.2"])])]
-    with Software(devices) as software:
-        with listen("127.0.0.1:0", device="rxe2") as service_:
-            came = visit(service_.url, Options(device="rxe1"), 20)
-            with pytest.raises(ConnectTimeout, match="Failed with"):
-                service_.accept(deadline_s=0.1)
-        (finding,) = came.findings
-        assert "but not `rdmaconnect doctor --serve`" in finding.words
-        assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
-        until(lambda: channels() == 0 and not software.left())
-        assert software.problems() == []
-
-
 def test_where_nothing_listens_the_next_step_is_told() -> None:
     with Software():
         (finding,) = visit("127.0.0.1:1", Options(), 0.3).findings
@@ -372,9 +357,10 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports() -> None:
     assert finding.words.startswith("No port of this host can be used: ")
 
 
-def test_a_report_to_the_other_host_fits_into_a_reject() -> None:
-    devices = tuple(Device(f"rxe{i}", trials={1: Trial("It is broken. " * 20)}) for i in range(20))
+def test_a_report_to_the_other_host_fits_into_an_answer() -> None:
+    devices = tuple(Device(f"rxe{i}", trials={1: Trial("It is broken. " * 99)}) for i in range(50))
     with surgery(*THERE_GIDS, host=Host(devices=devices)) as clinic:
         came = clinic.visit()
-    assert len(came.findings) > 3
-    assert sum(len(f.words) for f in came.findings) < 2600
+    remarks = [f for f in came.findings if f.verdict is Verdict.WARN]
+    assert len(remarks) == codec.MAX_REMARKS
+    assert max(len(f.words) for f in remarks) <= codec.REMARK["words"] + len("There: fail 0123456789: ")

@@ -23,13 +23,24 @@ from two_hosts import refuse, two_hosts
 
 from rdmaconnect.abi import PortState, QpState
 from rdmaconnect.agreement.options import Options
-from rdmaconnect.doctor import Attempt, Verdict, visit
+from rdmaconnect.doctor import Attempt, Verdict, pair, visit
 from rdmaconnect.doctor.report import visit_lines
-from rdmaconnect.doctor.service import GREETING, Surgery, open_surgery
-from rdmaconnect.errors import DeviceError, StateError
+from rdmaconnect.doctor.service import Surgery, open_surgery
+from rdmaconnect.errors import ConnectTimeout, StateError
 from rdmaconnect.exchange.curve import keygen
-from rdmaconnect.protocol.codec import MAX_TEXT
+from rdmaconnect.exchange.url import addresses, host_of, port_of
+from rdmaconnect.protocol import codec
+from rdmaconnect.protocol.handshake import Role
+from rdmaconnect.protocol.messages import Answer, Question
+from rdmaconnect.runtime.deadline import Deadline
+from rdmaconnect.runtime.procedure import run_apart
+from rdmaconnect.session.connect import close_all, one_way
+from rdmaconnect.session.fallback import Ways
 from rdmaconnect.session.listen import listen
+from rdmaconnect.session.outgoing import Outgoing
+from rdmaconnect.session.ports import rank_ports
+from rdmaconnect.session.terms import make_terms
+from rdmaconnect.session.trace import Trace
 
 #: every way there is between the two, in the order in which ``connect`` tries them
 WAYS = [("127.0.0.2", "127.0.0.3"), ("127.0.0.1", "127.0.0.3"), ("fe80::1", "fe80::2")]
@@ -96,7 +107,7 @@ def test_a_visit_tries_every_way_and_tells_what_is_wrong_there(
     assert "DOWN" in down.words
     assert came.findings[-1].verdict is Verdict.OK
     # the question is no failure of the listener's; a way that was refused is
-    assert GREETING not in caplog.text
+    assert "question" not in caplog.text
     assert "the peer refused at agreed: move RC QP" in caplog.text
 
 
@@ -207,14 +218,45 @@ def test_gids_that_never_go_together_are_told(hosts: Software) -> None:
 
 
 def test_a_listener_that_is_no_doctor_is_left_alone(hosts: Software) -> None:
-    """An application must not be handed a doctor's connections."""
+    """An application must not be handed a doctor's connections, nor hear of its question."""
     with listen("127.0.0.1:0", device="there") as application:
         came = visit(application.url, OPTIONS, 20)
-        with pytest.raises(DeviceError, match=r"use \? port 1, which the peer wants"):
-            application.accept(deadline_s=10, tolerant=False)
+        with pytest.raises(ConnectTimeout, match=r"nobody asked|none asked for a connection"):
+            application.accept(deadline_s=0.1, tolerant=False)
+    assert "ibv_create_qp" not in hosts.calls
     (finding,) = came.findings
     assert "but not `rdmaconnect doctor --serve`" in finding.words
+    assert "an application listens here, and no doctor" in finding.words
     assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
+
+
+def test_a_listener_that_does_not_know_the_question_is_told_in_time(
+    hosts: Software, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ignores what it does not know, as every version does."""
+    monkeypatch.delitem(codec._DECODERS, "question")
+    monkeypatch.setattr(pair, "EACH_S", 0.5)
+    with listen("127.0.0.1:0", device="there") as application:
+        came = visit(application.url, OPTIONS, 20)
+    (finding,) = came.findings
+    assert "Or it is of an earlier version" in finding.words
+    assert finding.fix.startswith("there: rdmaconnect doctor --serve -p ")
+
+
+def test_after_its_question_a_doctor_may_say_hello_on_the_same_connection(hosts: Software) -> None:
+    with surgery() as clinic:
+        terms = make_terms({})
+        outgoing = Outgoing(clinic.url, addresses(host_of(clinic.url), port_of(clinic.url)), terms.keys)
+        trace = Trace(Role.CONNECTOR, Deadline(None))
+        for _ in range(3):
+            conversation = run_apart(outgoing.ask(Question, trace, Deadline(10)))
+            answer = conversation.handshake.peer
+            assert isinstance(answer, Answer)
+            assert [port.device for port in answer.ports] == ["there"]
+        ways = Ways(rank_ports(Options(device="here")), terms, trace)
+        made = run_apart(one_way(outgoing, terms, ways, 1, Deadline(10, ConnectTimeout), None), close_all)
+        close_all(made)
+        outgoing.close()
 
 
 def test_a_visit_by_key_files(hosts: Software, tmp_path: Path) -> None:
@@ -253,16 +295,16 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports(hosts: Software) 
     assert "No port of this host can be used: find an ACTIVE RDMA port" in finding.words
 
 
-def test_a_report_to_the_other_host_fits_into_a_reject() -> None:
-    broken = [Device(f"soft{i}", limits={"max_qp": 0}) for i in range(1, 21)]
+def test_a_report_to_the_other_host_fits_into_an_answer() -> None:
+    broken = [Device(f"soft{i}", limits={"max_qp": 0}) for i in range(1, 41)]
     with Software([Device("here"), *broken]) as software:
         with surgery("none") as clinic:
             clinic.options = Options()
-            assert len(clinic.report()) > MAX_TEXT
             came = visit(clinic.url, OPTIONS, 20)
         assert software.problems() == []
-    assert len(came.findings) > 3
-    assert MAX_TEXT // 2 < sum(len(f.words) for f in came.findings[:-1]) < MAX_TEXT + 500
+    remarks = [f for f in came.findings if f.verdict is Verdict.WARN]
+    assert len(remarks) == codec.MAX_REMARKS
+    assert sum(f.words.startswith("There: ") for f in remarks) == len(remarks)
 
 
 # ---- the program itself, in a process of its own

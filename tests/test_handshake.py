@@ -16,17 +16,18 @@ from rdmaconnect.abi import QpType
 from rdmaconnect.errors import LocalProtocolError, PeerRejected, RemoteProtocolError
 from rdmaconnect.protocol.codec import decode, encode
 from rdmaconnect.protocol.handshake import NO_ID, RECEIVES, SENDS, Handshake, Outcome, Role, State
-from rdmaconnect.protocol.messages import Beat, Hello, Joined, Message, Proof, Ready, Reject, Reply
+from rdmaconnect.protocol.messages import Answer, Beat, Hello, Joined, Message, Proof, Question, Ready, Reject, Reply
 
-HELLO, REPLY, READY, JOINED, PROOF, BEAT, REJECT, BYE = (
-    VALUES[name] for name in ("hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye")
+HELLO, REPLY, READY, JOINED, PROOF, BEAT, REJECT, BYE, QUESTION, ANSWER = (
+    VALUES[name]
+    for name in ("hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye", "question", "answer")
 )
 assert isinstance(HELLO, Hello)
 assert isinstance(REPLY, Reply)
 assert isinstance(REJECT, Reject)
 MESSAGES: dict[str, Message] = {
     "hello": HELLO, "reply": REPLY, "ready": READY, "joined": JOINED, "proof": PROOF, "beat": BEAT, "reject": REJECT,
-    "bye": BYE,
+    "bye": BYE, "question": QUESTION, "answer": ANSWER,
 }  # fmt: skip
 CONNECTOR, LISTENER = Role.CONNECTOR, Role.LISTENER
 
@@ -37,6 +38,8 @@ WALKS: dict[tuple[Role, State], str] = {
     (CONNECTOR, State.AGREED): ">hello <reply",
     (CONNECTOR, State.JOINED): ">hello <reply >ready",
     (CONNECTOR, State.CLOSED): ">hello <reply >ready >bye",
+    (CONNECTOR, State.QUESTIONED): ">question",
+    (CONNECTOR, State.TOLD): ">question <answer",
     (LISTENER, State.IDLE): "",
     (LISTENER, State.HEARD): "<hello",
     (LISTENER, State.ANSWERED): "<hello >reply",
@@ -52,6 +55,8 @@ MAY_COME = {
         (State.ASKED, "reply"): State.AGREED, (State.JOINED, "bye"): State.CLOSED, (State.IDLE, "reject"): State.CLOSED,
         (State.ASKED, "reject"): State.CLOSED, (State.AGREED, "reject"): State.CLOSED,
         (State.JOINED, "reject"): State.CLOSED,
+        (State.QUESTIONED, "answer"): State.TOLD, (State.QUESTIONED, "reject"): State.CLOSED,
+        (State.TOLD, "reject"): State.CLOSED,
     },
     LISTENER: {
         (State.ANSWERED, "beat"): State.ANSWERED,
@@ -70,6 +75,8 @@ MAY_GO = {
         (State.IDLE, "hello"): State.ASKED, (State.AGREED, "ready"): State.JOINED, (State.JOINED, "bye"): State.CLOSED,
         (State.IDLE, "reject"): State.CLOSED, (State.ASKED, "reject"): State.CLOSED,
         (State.AGREED, "reject"): State.CLOSED, (State.JOINED, "reject"): State.CLOSED,
+        (State.IDLE, "question"): State.QUESTIONED, (State.QUESTIONED, "reject"): State.CLOSED,
+        (State.TOLD, "reject"): State.CLOSED,
     },
     LISTENER: {
         (State.ANSWERED, "beat"): State.ANSWERED,
@@ -103,7 +110,9 @@ def other(message: Message) -> Message:
     """A message of the same type and conversation that says something else."""
     if isinstance(message, Hello | Reply):
         return replace(message, ends=tuple(replace(e, psn=e.psn ^ 1) for e in message.ends))
-    return message if isinstance(message, Ready | Joined | Proof | Beat) else replace(message, why="other")
+    if isinstance(message, Answer):
+        return replace(message, host="other")
+    return message if isinstance(message, Ready | Joined | Proof | Beat | Question) else replace(message, why="other")
 
 
 # ---- two machines face to face

@@ -36,7 +36,20 @@ from rdmaconnect.agreement.path import Agreement, Wish
 from rdmaconnect.errors import RemoteProtocolError
 from rdmaconnect.protocol import codec as wire
 from rdmaconnect.protocol.codec import MAX_FRAME, decode, encode
-from rdmaconnect.protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
+from rdmaconnect.protocol.messages import (
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Joined,
+    Message,
+    Proof,
+    Ready,
+    Reject,
+    Remark,
+    Reply,
+    Target,
+)
 
 names = pytest.mark.parametrize("name", VALUES)
 MAPS = {name: msgpack.unpackb(read(name)) for name in VALUES}
@@ -149,7 +162,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return result
 
 
-TYPES = {"hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye"}
+TYPES = {"hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye", "question", "answer"}
 PLACES = [(name, path) for name in VALUES for path in places(MAPS[name])]
 
 # ---- what was agreed on paper
@@ -273,7 +286,7 @@ def test_unknown_keys_and_longer_rows_are_ignored(name: str) -> None:
             target = target[key]
         if isinstance(target, dict) and path != ("mem",):
             target["later"] = {"x": [1]}
-        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports", "doors"):
+        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports", "doors", "remarks"):
             target.append({"x": [1]})
         assert decode(pack(body)) == VALUES[name], path
 
@@ -351,7 +364,7 @@ OPTIONAL = {"doors", "beat", "patience", "token", "again"}
 def optional(path: tuple[Any, ...]) -> bool:
     """Whether a message is valid without the value: one entry more or less of a list, a region, or what is newer."""
     return (len(path) == 1 and path[0] in OPTIONAL) or (
-        len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors")
+        len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors", "remarks")
     )
 
 
@@ -627,3 +640,13 @@ def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
     reply = Reply(ID, many, agreement, {}, bytes(4096), (LARGEST.port,) * 16, FULL, bytes(16), 60_000)
     assert len(encode(reply)) <= MAX_FRAME
     assert len(encode(Reject(ID, "x" * 64, 4095, "漢" * 2048, (LARGEST.port,) * 16, 60_000))) <= MAX_FRAME
+
+
+def test_an_answer_that_says_too_much_is_cut() -> None:
+    long = Answer(ID, "x" * 999, (Remark("fail" * 9, "y" * 99, "z" * 9999, "w" * 9999),) * 99, (LARGEST.port,) * 16)
+    frame = encode(long)
+    assert len(frame) <= MAX_FRAME
+    cut = decode(frame)
+    assert isinstance(cut, Answer)
+    assert [len(text) for text in cut.remarks[0]] == [16, 64, 512, 512]
+    assert (len(cut.host), len(cut.remarks), len(cut.ports)) == (256, 32, 16)

@@ -13,7 +13,21 @@ from rdmaconnect.abi import Mtu, QpType
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.agreement.path import Agreement, Wish
 from rdmaconnect.protocol.codec import encode
-from rdmaconnect.protocol.messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Target
+from rdmaconnect.protocol.messages import (
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Joined,
+    Message,
+    Proof,
+    Question,
+    Ready,
+    Reject,
+    Remark,
+    Reply,
+    Target,
+)
 
 DATA = Path(__file__).parent / "data"
 
@@ -113,6 +127,13 @@ VALUES: dict[str, Message] = {
     "reject-ports": Reject(bytes(16), stage="", errno=0, why="", ports=(INFINIBAND, ROCE)),
     "reject-again": Reject(ID, stage="accept", errno=0, why="busy: 1024 connections are half open", again_ms=200),
     "bye": Bye(ID, why="close"),
+    "question": Question(ID),
+    "answer": Answer(
+        ID,
+        host="node é 漢",
+        remarks=(Remark("fail", "memlock", "Locked memory: 8 MiB at most.", "ulimit -l unlimited"), Remark("", "", "")),
+        ports=(ROCE, INFINIBAND),
+    ),
 }
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..abi import QpType
 from ..agreement.candidates import Candidate
-from ..agreement.endpoint import MTU_BYTES, Endpoint, PortAddress
+from ..agreement.endpoint import MTU_BYTES
 from ..agreement.options import Options
-from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..exchange.url import addresses, host_of, port_of, tcp_url
 from ..protocol.handshake import Role
-from ..protocol.messages import Hello
+from ..protocol.messages import Answer, Question
 from ..runtime.deadline import Deadline, wait_readable
 from ..runtime.procedure import run_apart
 from ..session.connect import close_all, one_way
@@ -29,7 +27,7 @@ from .finding import Finding, Verdict
 from .matrix import Attempt, Matrix, ends, order
 from .netlink import neighbour, route
 from .remedies import remedy
-from .service import GREETING, QUESTION, SEPARATOR, narrowed
+from .service import narrowed
 
 __all__ = ["Visit", "visit"]
 
@@ -101,13 +99,13 @@ def visit(
     except (RdmaConnectError, OSError) as e:
         return Visit(url, here=(Finding("ports", Verdict.FAIL, f"No port of this host can be used: {e}"),))
     try:
-        words, there = _ask(asking, here[0], deadline, trace)
+        answer = _ask(asking, deadline, trace)
         if asking.address != address:  # a name has several addresses, and another one answered
             ways = Ways(rank_ports(terms.options, asking.address), terms, trace)
             here = ways.mine()
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (_exchange_failed(url, e),))
-    findings = _said(words)
+    findings, there = _said(answer), answer.ports
     tried = []
     for way in order(here, there):
         if deadline.left_s <= 0:
@@ -127,34 +125,39 @@ def _exchange_failed(url: str, error: RdmaConnectError | OSError) -> Finding:
     return Finding("exchange", Verdict.FAIL, str(error), fix)
 
 
-def _ask(
-    outgoing: Outgoing, here: PortAddress, deadline: Deadline, trace: Trace
-) -> tuple[list[str], Sequence[PortAddress]]:
+def _ask(outgoing: Outgoing, deadline: Deadline, trace: Trace) -> Answer:
     """What the other host says of itself, and its ports.
 
     Raises:
         RdmaConnectError: it does not answer, or what answers is no doctor.
     """
-    asking = Endpoint(QpType.RC, 1, 0, here)  # no queue pair: it is refused before it is used
-
-    def question(ident: bytes) -> Hello:
-        return Hello(ident, (asking,), Wish(), {}, target=QUESTION)
-
     try:
-        run_apart(outgoing.ask(question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
+        conversation = run_apart(outgoing.ask(Question, trace, Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)))
     except PeerRejected as e:
-        if e.reason.startswith(GREETING):
-            return e.reason.split(SEPARATOR), [port for port in e.ports if isinstance(port, PortAddress)]
         raise RemoteProtocolError(f"{_NO_DOCTOR} It says: {e.reason}") from None
+    except ConnectTimeout as e:
+        if outgoing.greeted:  # one of an earlier version says nothing to a question
+            raise RemoteProtocolError(f"{_NO_DOCTOR} Or it is of an earlier version: {e}") from None
+        raise
     finally:
         outgoing.close()
-    raise RemoteProtocolError(_NO_DOCTOR)
+    answer = conversation.handshake.peer
+    assert isinstance(answer, Answer)
+    return answer
 
 
-def _said(lines: Sequence[str]) -> list[Finding]:
+def _said(answer: Answer) -> list[Finding]:
     """What the other host said of itself, as findings; they are warnings here, the matrix judges."""
-    found = [Finding("peer", Verdict.OK, f"{lines[0]}.")]
-    return found + [Finding("peer", Verdict.WARN, f"There: {line}") for line in lines[1:]]
+    found = [Finding("peer", Verdict.OK, f"rdmaconnect doctor at {answer.host}.")]
+    return found + [
+        Finding(
+            "peer",
+            Verdict.WARN,
+            f"There: {remark.verdict} {remark.name}: {remark.words}",
+            f"there: {remark.fix}" if remark.fix else "",
+        )
+        for remark in answer.remarks
+    ]
 
 
 def _verdict(matrix: Matrix) -> Finding:

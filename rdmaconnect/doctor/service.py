@@ -1,7 +1,7 @@
 """The other side of a pair: ``rdmaconnect doctor --serve``.
 
-A listener like any other, with one thing more: who asks for the device ``?`` is told, in the reject that
-answers it, what this host has and what is wrong with it. So a doctor learns the ports before it tries them.
+A listener like any other, with one thing more: it answers the doctor's question, what this host has and what is
+wrong with it. So a doctor learns the ports before it tries them.
 """
 
 from __future__ import annotations
@@ -9,36 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from ..agreement.endpoint import PortAddress
 from ..agreement.options import Options
-from ..errors import ConnectTimeout, DeviceError, RdmaConnectError
+from ..errors import ConnectTimeout, RdmaConnectError
+from ..exchange import service
+from ..exchange.channel import Channel
 from ..exchange.url import tcp_url
-from ..objects.context import Port
-from ..protocol.messages import Target
+from ..protocol.codec import encode
+from ..protocol.messages import Answer, Question, Remark
 from ..session.connection import Connection
-from ..session.incoming import Incoming
 from ..session.listen import Listener
 from ..session.terms import ListenOptions, make_terms, parse_qp_type
 from .checks import examine
 from .finding import Verdict
 from .gather import gather
 
-__all__ = ["GREETING", "QUESTION", "SEPARATOR", "Surgery", "narrowed", "open_surgery", "serve"]
+__all__ = ["Surgery", "narrowed", "open_surgery", "serve"]
 
-#: a connector that wants this is a doctor who asks what there is
-QUESTION = Target("?", 1)
-#: how the answer begins
-GREETING = "rdmaconnect doctor at "
-#: between its parts: what cannot be printed does not come through a reject
-SEPARATOR = " | "
 #: quicker to give up than a connection should be: 6 times 0.27 s
 _TIMERS = Options(timeout=16, retry_cnt=6)
 #: seconds between two looks at who has gone
 _ROUND_S = 1.0
-
-
-class _Asked(DeviceError):
-    """Not a failure: the answer to the question."""
 
 
 class Surgery(Listener):
@@ -46,21 +39,24 @@ class Surgery(Listener):
 
     options: Options = Options()
 
-    def _ports(self, incoming: Incoming) -> list[Port]:
-        if incoming.hello.target != QUESTION:
-            return super()._ports(incoming)
-        with suppress(RdmaConnectError):
-            incoming.ports = self._offers(super()._ports(incoming))
-        raise _Asked(self.report())
+    def questioned(self, channel: Channel, question: Question) -> None:
+        """To examine a host takes a while: in a worker."""
+        self._acceptor.know(channel)
+        self.workers.submit(partial(self._tell, channel, question))
 
-    def _report(self, incoming: Incoming, error: RdmaConnectError) -> bool:
-        return super()._report(incoming, error) and not isinstance(error, _Asked)
+    def _tell(self, channel: Channel, question: Question) -> None:
+        channel.send(encode(self.answer(question.id, channel)))
+        service.soon(self._ask_again, channel)
 
-    def report(self) -> str:
-        """The greeting, and a part for everything that is not as it should be."""
+    def answer(self, ident: bytes, channel: Channel) -> Answer:
+        """What this host is, for who asks on that channel. Blocks."""
         host = gather(self.options)
+        ports: tuple[PortAddress, ...] = ()
+        with suppress(RdmaConnectError):
+            ports = self._offers(self._ports(channel))
         bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
-        return SEPARATOR.join([GREETING + host.name, *(f"{f.verdict.value} {f.name}: {f.words}" for f in bad)])
+        remarks = (Remark(f.verdict.value, f.name, f.words, f.fix) for f in bad)
+        return Answer(ident, host.name, tuple(remarks), ports)
 
     def attend(self, say: Callable[[str], None]) -> None:
         """Hold each connection until its doctor leaves; never returns.

@@ -3,7 +3,7 @@
 Transport
     ZeroMQ (ZMTP 3, NULL or CURVE) over one TCP connection for each peer; both ends are a DEALER, and a ROUTER
     is spoken with too. Each message is one frame, at most ``MAX_FRAME`` bytes; above 64 KiB only a hello that
-    asks for many queue pairs, and its reply. A connection whose first bytes are no ZMTP 3 greeting with the
+    asks for many queue pairs, and what lists ports. A connection whose first bytes are no ZMTP 3 greeting with the
     mechanism expected is closed; so is one without a hello for 10 s. Default TCP port 18515.
 
 Encoding
@@ -16,7 +16,8 @@ Every message has
     key     type   meaning
     ======  =====  ==============================================================
     v       int    major version of the protocol, 1. Another one is refused.
-    t       text   ``hello``, ``reply``, ``ready``, ``joined``, ``proof``, ``beat``, ``reject`` or ``bye``
+    t       text   ``hello``, ``reply``, ``ready``, ``joined``, ``proof``, ``beat``, ``reject``, ``bye``,
+                   ``question`` or ``answer``
     id      bin    16 random bytes, one per attempt to connect, chosen by the connector
     ======  =====  ==============================================================
 
@@ -81,6 +82,14 @@ reject (either way, at any time)
 bye (either way, after ready)
     why     text   in words, at most 2048 characters
 
+question (connector to listener, instead of hello): what the other host is, and which ports it has. A doctor asks it.
+
+answer (to a question)
+    host    text   the host's name, at most 256 characters
+    remarks array  of [verdict (``fail`` or ``warn``), name, words, fix], at most 32: what is not as it should be there;
+                   texts of at most 16, 64, 512 and 512 characters
+    ports   array  of port maps, as in reply
+
 Conversation
     hello -> reply -> ready. On hello the listener goes to RTR with the connector's values, receives
     posted, and replies; the connector goes to RTR and RTS, and may send at once; on ready the listener
@@ -97,6 +106,9 @@ Conversation
     With ``meet`` each side listens and says hello to the other. Of the two hellos the one with the
     smaller id counts: its receiver answers it and takes its own back; its sender does not answer the
     other.
+
+    A question is answered, or rejected by a listener that is no doctor; neither takes part in a conversation, and a
+    hello may follow on the same TCP connection. A listener that does not know the type says nothing.
 
     A reject whose id is all zero answers bytes that could not be read.
 """

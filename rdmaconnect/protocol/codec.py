@@ -11,7 +11,22 @@ from ..abi import GidType, LinkLayer, Mtu, QpType
 from ..agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
 from ..errors import RemoteProtocolError, shown
-from .messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply, Stages, Target
+from .messages import (
+    Answer,
+    Beat,
+    Bye,
+    Hello,
+    Joined,
+    Message,
+    Proof,
+    Question,
+    Ready,
+    Reject,
+    Remark,
+    Reply,
+    Stages,
+    Target,
+)
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
 
@@ -26,6 +41,9 @@ MAX_TEXT = 2048
 MAX_ERRNO = 4095
 MAX_STAGES = 64
 MAX_STAGE = 16
+MAX_REMARKS = 32
+#: characters of the parts of a remark
+REMARK = {"verdict": 16, "name": 64, "words": 512, "fix": 512}
 MAX_US = 2**53
 MAX_MS = 2**31 - 1
 #: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
@@ -39,7 +57,7 @@ def encode(message: Message) -> bytes:
     """The bytes of one message.
 
     Args:
-        message: any of the eight.
+        message: any of them.
 
     Returns:
         One frame.
@@ -273,9 +291,7 @@ def _errno(number: int) -> int:
 
 
 def _put_target(target: Target | None) -> list[Any] | None:
-    if target is None:
-        return None
-    return [target.device, target.port_num, target.connector_gid, target.listener_gid]
+    return None if target is None else [target.device, target.port_num, target.connector_gid, target.listener_gid]
 
 
 def _take_target(value: Any) -> Target | None:
@@ -306,9 +322,7 @@ def _put_stages(stages: Stages) -> dict[str, Any]:
 
 
 def _take_stages(body: Any) -> Stages:
-    if "doors" not in body:
-        return ()
-    rows = [_row(value, str, int) for value in _list(body, "doors", MAX_STAGES)]
+    rows = [_row(value, str, int) for value in (_list(body, "doors", MAX_STAGES) if "doors" in body else ())]
     return tuple((_text({"stage": name}, "stage", MAX_STAGE), _int({"us": us}, "us", MAX_US)) for name, us in rows)
 
 
@@ -357,6 +371,17 @@ def _take_reject(ident: bytes, body: Any) -> Reject:
     return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000))
 
 
+def _put_answer(m: Answer) -> dict[str, Any]:
+    rows = [[text[:most] for text, most in zip(r, REMARK.values(), strict=True)] for r in m.remarks[:MAX_REMARKS]]
+    return {"host": m.host[:MAX_NAME], "remarks": rows, "ports": [_put_port(port) for port in m.ports]}
+
+
+def _take_answer(ident: bytes, body: Any) -> Answer:
+    rows = [_row(value, str, str, str, str) for value in _list(body, "remarks", MAX_REMARKS)]
+    texts = ((_text({n: text}, n, most) for text, (n, most) in zip(row, REMARK.items(), strict=False)) for row in rows)
+    return Answer(ident, _text(body, "host", MAX_NAME), tuple(Remark(*row) for row in texts), _take_ports(body))
+
+
 #: each type's name, how it is written, how it is read
 _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
     (Hello, "hello", _put_hello, _take_hello),
@@ -367,6 +392,8 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes,
     (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
     (Reject, "reject", _put_reject, _take_reject),
     (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),
+    (Question, "question", lambda m: {}, lambda ident, body: Question(ident)),
+    (Answer, "answer", _put_answer, _take_answer),
 )
 _ENCODERS = {kind: (name, put) for kind, name, put, _ in _KINDS}
 _DECODERS = {name: take for _, name, _, take in _KINDS}

@@ -18,6 +18,12 @@ moves the queue pairs between ``receive`` and the answer, and hands in the rando
               <-- proof --            (each after the other's probes have arrived)
               -- beat, beat --        (from the reply on)
     CLOSED    <-- reject, bye -->     CLOSED
+
+A doctor asks instead, and nothing follows; its other side needs no machine to answer:
+
+    IDLE      -- question -->
+    QUESTIONED
+    TOLD      <-- answer --
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ from enum import Enum
 
 from ..abi import QpType
 from ..errors import LocalProtocolError, PeerRejected, RemoteProtocolError
-from .messages import Beat, Bye, Hello, Joined, Message, Proof, Ready, Reject, Reply
+from .messages import Answer, Beat, Bye, Hello, Joined, Message, Proof, Question, Ready, Reject, Reply
 
 __all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State", "counts"]
 
@@ -47,6 +53,8 @@ class State(Enum):
     ANSWERED = "answered"
     AGREED = "agreed"
     JOINED = "joined"
+    QUESTIONED = "questioned"
+    TOLD = "told"
     CLOSED = "closed"
 
 
@@ -65,12 +73,12 @@ _C, _L, _S = Role.CONNECTOR, Role.LISTENER, State
 
 #: where a message takes the role that sends it
 SENDS: dict[Role, dict[tuple[State, type], State]] = {
-    _C: {(_S.IDLE, Hello): _S.ASKED, (_S.AGREED, Ready): _S.JOINED},
+    _C: {(_S.IDLE, Hello): _S.ASKED, (_S.AGREED, Ready): _S.JOINED, (_S.IDLE, Question): _S.QUESTIONED},
     _L: {(_S.HEARD, Reply): _S.ANSWERED},
 }
 #: where a message takes the role that it comes to
 RECEIVES: dict[Role, dict[tuple[State, type], State]] = {
-    _C: {(_S.ASKED, Reply): _S.AGREED},
+    _C: {(_S.ASKED, Reply): _S.AGREED, (_S.QUESTIONED, Answer): _S.TOLD},
     _L: {(_S.IDLE, Hello): _S.HEARD, (_S.ANSWERED, Ready): _S.JOINED},
 }
 
@@ -104,7 +112,7 @@ class Handshake:
 
     Attributes:
         state: where it stands.
-        peer: the hello or reply that came, or None.
+        peer: the hello, reply or answer that came, or None.
         proved: whether the peer said that it has received our probes.
         met: whether the peer is known to be in RTS: its silence on the data path means something.
         said: the message sent since the last one came, that is the answer to it; None while there is none.
@@ -112,7 +120,7 @@ class Handshake:
 
     def __init__(self, role: Role, id: bytes | None = None) -> None:
         self.role, self.id, self.state = role, id, State.IDLE
-        self.peer: Hello | Reply | None = None
+        self.peer: Hello | Reply | Answer | None = None
         self.proved = self.met = False
         self._heard: Message | None = None
         self.said: Message | None = None
@@ -170,7 +178,7 @@ class Handshake:
         if isinstance(message, Beat | Joined):
             return Outcome.MOVED
         self._heard, self.said = message, None
-        if isinstance(message, Hello | Reply):
+        if isinstance(message, Hello | Reply | Answer):
             self.peer = message
         self.proved = self.proved or isinstance(message, Proof)
         if isinstance(message, Reject):
@@ -180,4 +188,4 @@ class Handshake:
     @property
     def lossy(self) -> bool:
         """Whether the queue pairs' type may lose messages, so that probes are repeated."""
-        return self.peer is not None and self.peer.ends[0].qp_type is not QpType.RC
+        return isinstance(self.peer, Hello | Reply) and self.peer.ends[0].qp_type is not QpType.RC

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..agreement.endpoint import Endpoint, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
 
-__all__ = ["Beat", "Bye", "Hello", "Joined", "Message", "Proof", "Ready", "Reject", "Reply", "Stages", "Target"]
+__all__ = [
+    "Answer", "Beat", "Bye", "Hello", "Joined", "Message", "Proof", "Question", "Ready", "Reject", "Remark", "Reply",
+    "Stages", "Target",
+]  # fmt: skip
 
 
 #: (stage, microseconds since the sender's start) of each stage that the sender went through
@@ -128,4 +132,43 @@ class Bye:
     why: str
 
 
-Message = Hello | Reply | Ready | Joined | Proof | Beat | Reject | Bye
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A doctor asks, instead of saying hello, what this host is and what it has."""
+
+    id: bytes
+
+
+class Remark(NamedTuple):
+    """One thing that is not as it should be on the host that answers.
+
+    Args:
+        verdict: how bad it is: ``fail`` or ``warn``.
+        name: what was looked at.
+        words: what was seen.
+        fix: what mends it, or "".
+    """
+
+    verdict: str
+    name: str
+    words: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a doctor's other side tells of itself.
+
+    Args:
+        host: its name.
+        remarks: what is not as it should be.
+        ports: those that can be used.
+    """
+
+    id: bytes
+    host: str
+    remarks: tuple[Remark, ...]
+    ports: tuple[PortAddress, ...]
+
+
+Message = Hello | Reply | Ready | Joined | Proof | Beat | Reject | Bye | Question | Answer

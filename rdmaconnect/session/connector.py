@@ -8,7 +8,7 @@ from ..errors import PeerClosed, RdmaConnectError
 from ..exchange.channel import Channel
 from ..protocol.codec import decode, encode
 from ..protocol.handshake import NO_ID
-from ..protocol.messages import Hello, Reject
+from ..protocol.messages import Hello, Question, Reject
 from .conversation import Conversation
 
 __all__ = ["Connector", "Host"]
@@ -25,6 +25,11 @@ class Host(Protocol):
 
     def gone(self, connector: Connector, error: RdmaConnectError) -> None:
         """Its channel has ended."""
+
+    def questioned(self, channel: Channel, question: Question) -> None:
+        """A doctor asks what this host is. Who serves an application does not say."""
+        words = "an application listens here, and no doctor."
+        channel.send(encode(Reject(question.id, "question", 0, words)))
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed."""
@@ -61,6 +66,8 @@ class Connector:
                 current.over(PeerClosed("the peer began anew."))
             self._next = message
             self.go_on()
+        elif isinstance(message, Question) and current is None:
+            self._host.questioned(self.channel, message)
         elif message is not None and current is not None:
             current.hear(message)
 

@@ -29,7 +29,7 @@ from ..runtime.procedure import Call, Procedure, Wait
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Busy, Room
-from .connector import Connector
+from .connector import Connector, Host
 from .conversation import Conversation
 from .end import End
 from .in_vain import InVain
@@ -41,12 +41,11 @@ from .trace import Trace
 
 __all__ = ["BaseListener"]
 
-
 #: where there is no room left, a connector without beats that says nothing for so long, seconds, loses its place
 SILENT_S = 6.0
 
 
-class BaseListener:
+class BaseListener(Host):
     """What both listeners are: connectors come in, and are taken as far as they get."""
 
     def __init__(
@@ -197,7 +196,7 @@ class BaseListener:
             raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
         if hello.meet:
             raise StateError("this side listens, it does not meet(): call connect().")
-        ports = self._ports(incoming)
+        ports = self._ports(incoming.channel)
         incoming.ports = self._offers(ports)
         port = ports[0]
         if hello.target is not None:
@@ -224,8 +223,8 @@ class BaseListener:
                 self._shared.lend()
             return self._shared
 
-    def _ports(self, incoming: Incoming) -> list[Port]:
-        ports = rank_ports(self.terms.options, incoming.channel.address or None)
+    def _ports(self, channel: Channel) -> list[Port]:
+        ports = rank_ports(self.terms.options, channel.address or None)
         # a GID index that was asked for means one port's: nothing else is meant
         return ports if self.terms.options.gid_index is None else ports[:1]
 
@@ -259,7 +258,7 @@ class BaseListener:
 
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         """Nothing came of it: the connector may ask again, on the same channel."""
-        if self._report(incoming, error):
+        if not self._closed:
             self.note(incoming.channel, error)
         with self._lock:
             self._incoming.pop(incoming, None)
@@ -293,10 +292,6 @@ class BaseListener:
             waiting = list(self._incoming) if self._awaited else []
         for incoming in waiting:
             incoming.wake()
-
-    def _report(self, incoming: Incoming, error: RdmaConnectError) -> bool:
-        """Whether a failure is one."""
-        return not self._closed
 
     # ---- procedures
 

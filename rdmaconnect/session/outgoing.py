@@ -13,7 +13,7 @@ from ..exchange.dial import Dial
 from ..exchange.url import Address
 from ..protocol.codec import MAX_FRAME
 from ..protocol.handshake import Handshake, Role, State
-from ..protocol.messages import Hello
+from ..protocol.messages import Hello, Question
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .conversation import Conversation
@@ -25,6 +25,10 @@ __all__ = ["Outgoing"]
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 1.0
 #: handshakes of a protected exchange that break off without a word before the keys are held to be the reason
 _BROKEN_OFF = 3
+#: makes what is said first, from a new id
+Asks = Callable[[bytes], Hello | Question]
+#: states in which the listener has said what it was asked for
+_REPLIED = (State.AGREED, State.TOLD)
 
 
 class Outgoing:
@@ -52,6 +56,11 @@ class Outgoing:
     def address(self) -> str:
         """The address that it was reached at, or the first to be tried."""
         return self._channel.address if self._channel is not None else str(self.addresses[0].sockaddr[0])
+
+    @property
+    def greeted(self) -> bool:
+        """Whether somebody has spoken there, the last time that it was reached."""
+        return self._channel is not None and self._channel.greeted
 
     # ---- in the service thread
 
@@ -98,14 +107,14 @@ class Outgoing:
         channel = self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
         return channel
 
-    def ask(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
+    def ask(self, hello: Asks, trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
         """Say hello until the listener replies.
 
         A listener that goes away before it has replied is dialled anew; one that is busy is asked again when
         it said so. Each time the conversation is another one.
 
         Args:
-            hello: makes the hello from a new id.
+            hello: makes the hello from a new id, or a doctor's question.
             trace: the stages on the way.
             deadline: for all of it.
 
@@ -123,11 +132,11 @@ class Outgoing:
             except BaseException as e:
                 conversation.give_up(conversation.reject_of(e))
                 raise
-            if conversation.state is State.AGREED:
+            if conversation.state in _REPLIED:
                 return conversation
             yield from self.ask_again(conversation, deadline)
 
-    def begin(self, hello: Callable[[bytes], Hello], trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
+    def begin(self, hello: Asks, trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
         """Have a channel, and say hello on it.
 
         Returns:
@@ -150,7 +159,7 @@ class Outgoing:
     def _await_reply(self, conversation: Conversation, deadline: Deadline) -> Procedure[None]:
         while True:
             seen = conversation.changed.count
-            if conversation.left is not None or conversation.state is State.AGREED:
+            if conversation.left is not None or conversation.state in _REPLIED:
                 return
             if deadline.left_s <= 0:
                 raise deadline.exceeded("connect: wait for the peer's reply", self.seen())
