@@ -70,6 +70,14 @@ def test_a_file_is_fetched(hosts: Software, tmp_path: Path, capsys: pytest.Captu
     assert "bytes fetched and verified" in capsys.readouterr().out
 
 
+def test_many_connections_come_from_one_exchange(hosts: Software, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("connect_many")
+    play(module.serve, module.add)
+    said = capsys.readouterr().out
+    assert "100 connections brought 4950 together" in said
+    assert "; the sum is 4950" in said
+
+
 def test_a_connection_outlives_its_server(hosts: Software, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("reconnect")
     play(module.serve, module.count)

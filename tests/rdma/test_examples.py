@@ -92,6 +92,13 @@ def test_a_file_is_fetched_by_a_program(node1: Node, node2: Node, tmp_path: File
     assert "2109497 bytes fetched and verified" in done.stdout
 
 
+def test_many_connections_come_from_one_exchange(play: Callable[..., str]) -> None:
+    module = example("connect_many")
+    said = play(module.serve, partial(module.add, count=20))
+    assert "20 connections brought 190 together" in said
+    assert "; the sum is 190" in said
+
+
 def test_a_connection_outlives_its_server(play: Callable[..., str]) -> None:
     module = example("reconnect")
     said = play(module.serve, module.count)
