@@ -46,7 +46,7 @@ CLASSES: dict[str, tuple[str, str]] = {
         "Mend it there: the reason is what the peer's own error says.",
     ),
     "PeerClosed": (
-        "When the peer closed, died or vanished; 10 seconds of silence count as gone.",
+        "When the peer closed, died or vanished; 15 seconds of silence count as gone.",
         "`conn.reconnect()` where the peer comes back; see the peer's log for why it went.",
     ),
     "AuthenticationError": (
