@@ -114,7 +114,8 @@ def test_python_ends_quietly_and_at_once(counted: Campaign, options: dict[str, s
 FORK = (
     OPEN
     + """
-import gc, json, select
+import gc, json, select, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded")  # Python 3.12 and later: which is the point here
 listener, here, there = pair()
 def anew():
     made = pair()
