@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -110,7 +111,8 @@ def test_two_that_are_alike_meet(hosts: Software, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", NAMES)
 def test_the_arguments_are_the_same_everywhere(name: str) -> None:
     words = [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    env = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=env)
     if "this example needs" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr

@@ -218,7 +218,7 @@ def test_read_gives_bytes_and_read_into_fills(software: Software) -> None:
         ):
             with pytest.raises(ValueError, match=words):
                 wrong()
-        with pytest.raises(KeyError, match="no region 'n'; it has m"):
+        with pytest.raises(LookupError, match="no region 'n'; it has m"):
             here.read_into(into, "n")
 
 
