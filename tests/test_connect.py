@@ -16,7 +16,7 @@ from software import Device, Port, Software
 from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.errors import ConnectTimeout, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
 from rdmaconnect.protocol.messages import Hello, Joined, Ready, Reject, Reply
-from rdmaconnect.session import fallback as ways
+from rdmaconnect.session import fallback
 from rdmaconnect.session.terms import check_count, make_terms, parse_qp_type
 
 __all__ = ["world"]  # a fixture of hosts
@@ -52,7 +52,7 @@ def test_hundreds_of_queue_pairs_cost_one_exchange(world: World) -> None:
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
-@pytest.mark.parametrize("number", sorted(ways.PATH_ERRNOS))
+@pytest.mark.parametrize("number", sorted(fallback.PATH_ERRNOS))
 def test_where_rtr_fails_on_either_side_the_next_pair_is_tried(world: World, side: str, number: int) -> None:
     world.refuse(side, ONE, ONE[::-1], number=number)
     here, there = world.both()
@@ -238,6 +238,6 @@ def test_what_cannot_be_meant_is_refused_by_name() -> None:
 )
 def test_more_can_be_said_on_any_error(error: RdmaConnectError) -> None:
     before = str(error)
-    ways.say_more(error, "Tried before: this.")
+    fallback.say_more(error, "Tried before: this.")
     assert str(error) == f"{before} Tried before: this."
     assert str(error) in repr(error) or isinstance(error, OSError)

@@ -28,7 +28,7 @@ from rdmaconnect.doctor.host import Device, Trial
 from rdmaconnect.doctor.matrix import ends, order
 from rdmaconnect.doctor.netlink import Route
 from rdmaconnect.doctor.report import WIDTH, as_json, visit_lines
-from rdmaconnect.doctor.service import Surgery
+from rdmaconnect.doctor.service import DoctorListener
 from rdmaconnect.errors import (
     CompletionError,
     ConnectTimeout,
@@ -219,8 +219,8 @@ HOST = Host(name="there", core=False, kernel="6.1")
 class Clinic:
     """A doctor's other side, and the device here that visits it."""
 
-    def __init__(self, software: Software, surgery: Surgery) -> None:
-        self.software, self.url, self._surgery = software, surgery.url, surgery
+    def __init__(self, software: Software, listener: DoctorListener) -> None:
+        self.software, self.url, self._listener = software, listener.url, listener
         self._over, self.said, self.held = threading.Event(), list[str](), list[Any]()
         self._thread = threading.Thread(target=self._wait)
         self._thread.start()
@@ -228,7 +228,7 @@ class Clinic:
     def _wait(self) -> None:
         while not self._over.is_set():
             try:
-                self.held.append(self._surgery.accept(deadline_s=0.05))
+                self.held.append(self._listener.accept(deadline_s=0.05))
             except ConnectTimeout as e:
                 self.said.append(str(e))
 
@@ -244,13 +244,13 @@ class Clinic:
     def close(self) -> None:
         self._over.set()
         self._thread.join()
-        self._surgery.close()
+        self._listener.close()
         for connection in self.held:
             connection.close()
 
 
 @contextmanager
-def surgery(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
+def listener(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
     """A doctor's other side on a device with these GIDs; without one the device has no port that can be used."""
     here = [str(entry.gid.address) for entry in HERE.gids]
     ports = [SoftPort(gids=list(gids_))] if gids_ else [SoftPort(state=PortState.DOWN)]
@@ -259,7 +259,7 @@ def surgery(*gids_: Any, host: Host | None = HOST) -> Iterator[Clinic]:
         if host is not None:  # what this machine really is
             patch.setattr(service, "gather", lambda options: host)
         terms = make_terms({"device": "rxe2"}, ListenOptions, listens=True)
-        clinic = Clinic(software, Surgery("tcp://127.0.0.1:0", terms, [QpType.RC], False))
+        clinic = Clinic(software, DoctorListener("tcp://127.0.0.1:0", terms, [QpType.RC], False))
         try:
             yield clinic
             clinic.close()
@@ -275,7 +275,7 @@ THERE_GIDS = ("fe80::2", "10.0.0.2")
 
 def test_a_visit_tries_every_way_and_tells_what_is_wrong_there() -> None:
     seen: list[Attempt] = []
-    with surgery(*THERE_GIDS) as clinic:
+    with listener(*THERE_GIDS) as clinic:
         clinic.outcomes(errno.ETIMEDOUT, 0, errno.ENETUNREACH)
         came = clinic.visit(tell=seen.append)
         assert came.ok
@@ -294,7 +294,7 @@ def test_a_visit_tries_every_way_and_tells_what_is_wrong_there() -> None:
 
 
 def test_of_the_ways_that_work_each_one_is_measured() -> None:
-    with surgery(*THERE_GIDS) as clinic:
+    with listener(*THERE_GIDS) as clinic:
         came = clinic.visit()
     assert came.matrix is not None
     assert [attempt.state for attempt in came.matrix.attempts] == ["ok", "ok", "ok"]
@@ -302,7 +302,7 @@ def test_of_the_ways_that_work_each_one_is_measured() -> None:
 
 
 def test_where_no_way_works_the_visit_fails_with_the_causes() -> None:
-    with surgery(*THERE_GIDS) as clinic:
+    with listener(*THERE_GIDS) as clinic:
         clinic.software.network.ack_timeout_s = 0.2
         clinic.software.network.lose(lambda message: True)
         came = clinic.visit()
@@ -312,7 +312,7 @@ def test_where_no_way_works_the_visit_fails_with_the_causes() -> None:
 
 
 def test_ways_for_which_no_time_is_left_are_told() -> None:
-    with surgery(*THERE_GIDS) as clinic:
+    with listener(*THERE_GIDS) as clinic:
         clinic.outcomes(errno.ETIMEDOUT)
         came = clinic.visit(1.0, lambda attempt: time.sleep(1.1))
     assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "untried", "untried"]  # type: ignore[union-attr]
@@ -321,7 +321,7 @@ def test_ways_for_which_no_time_is_left_are_told() -> None:
 
 
 def test_another_host_without_a_port_is_told() -> None:
-    with surgery() as clinic:
+    with listener() as clinic:
         came = clinic.visit()
     assert not came.ok
     assert came.findings[-1].words == "The other host has no port that can be used."
@@ -329,7 +329,7 @@ def test_another_host_without_a_port_is_told() -> None:
 
 
 def test_gids_that_never_go_together_are_told() -> None:
-    with surgery(("10.0.0.2", V1)) as clinic:
+    with listener(("10.0.0.2", V1)) as clinic:
         came = clinic.visit()
         time.sleep(0.1)
         assert clinic.said
@@ -359,7 +359,7 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports() -> None:
 
 def test_a_report_to_the_other_host_fits_into_an_answer() -> None:
     devices = tuple(Device(f"rxe{i}", trials={1: Trial("It is broken. " * 99)}) for i in range(50))
-    with surgery(*THERE_GIDS, host=Host(devices=devices)) as clinic:
+    with listener(*THERE_GIDS, host=Host(devices=devices)) as clinic:
         came = clinic.visit()
     remarks = [f for f in came.findings if f.verdict is Verdict.WARN]
     assert len(remarks) == codec.MAX_REMARKS

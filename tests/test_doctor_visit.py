@@ -25,7 +25,7 @@ from rdmaconnect.abi import PortState, QpState
 from rdmaconnect.agreement.options import Options
 from rdmaconnect.doctor import Attempt, Verdict, pair, visit
 from rdmaconnect.doctor.report import visit_lines
-from rdmaconnect.doctor.service import Surgery, open_surgery
+from rdmaconnect.doctor.service import DoctorListener, open_listener
 from rdmaconnect.errors import ConnectTimeout, StateError
 from rdmaconnect.exchange.curve import keygen
 from rdmaconnect.exchange.url import addresses, host_of, port_of
@@ -34,8 +34,8 @@ from rdmaconnect.protocol.handshake import Role
 from rdmaconnect.protocol.messages import Answer, Question
 from rdmaconnect.runtime.deadline import Deadline
 from rdmaconnect.runtime.procedure import run_apart
-from rdmaconnect.session.connect import close_all, one_way
-from rdmaconnect.session.fallback import Ways
+from rdmaconnect.session.connect import close_all, try_candidate
+from rdmaconnect.session.fallback import Fallback
 from rdmaconnect.session.listen import listen
 from rdmaconnect.session.outgoing import Outgoing
 from rdmaconnect.session.ports import rank_ports
@@ -55,7 +55,7 @@ def hosts() -> Iterator[Software]:
 
 
 @contextmanager
-def surgery(device: str = "there", **keys: str) -> Iterator[Surgery]:
+def listener(device: str = "there", **keys: str) -> Iterator[DoctorListener]:
     """The doctor of the other host."""
     said: list[str] = []
 
@@ -63,7 +63,7 @@ def surgery(device: str = "there", **keys: str) -> Iterator[Surgery]:
         with suppress(StateError):  # it was closed
             clinic.attend(said.append)
 
-    clinic = open_surgery("127.0.0.1:0", Options(device=device), **keys)
+    clinic = open_listener("127.0.0.1:0", Options(device=device), **keys)
     with clinic:
         thread = threading.Thread(target=attend)
         thread.start()
@@ -87,7 +87,7 @@ def test_a_visit_tries_every_way_and_tells_what_is_wrong_there(
     refuse(hosts, "there", WAYS[2][::-1], errno.ENETUNREACH)
     hosts.devices[1].ports.append(Port(["127.0.0.4"], state=PortState.DOWN))
     seen = list[Attempt]()
-    with surgery() as clinic:
+    with listener() as clinic:
         came = visit(clinic.url, OPTIONS, 20, seen.append)
         until(lambda: not hosts.objects("qp"))  # a doctor who has left is not held on to
     assert came.ok
@@ -142,7 +142,7 @@ def test_where_no_way_works_the_visit_fails_with_the_causes(
     hosts: Software, trouble: Callable[[Software], object], cause: str, fix: str
 ) -> None:
     del hosts.devices[0].ports[0].gids[:2]
-    with surgery() as clinic:
+    with listener() as clinic:
         trouble(hosts)
         came = visit(clinic.url, OPTIONS, 20)
     assert not came.ok
@@ -164,7 +164,7 @@ def test_the_ports_are_ranked_for_the_address_that_answers(monkeypatch: pytest.M
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     devices = [Device(name, [Port([text])]) for name, text in (("here6", "::1"), ("here4", "127.0.0.1"))]
     with Software([*devices, Device("there", [Port(["::1", "127.0.0.3"])])]) as software:
-        with surgery() as clinic:
+        with listener() as clinic:
             came = visit(clinic.url.replace("127.0.0.1", "both.test"), Options(), 20)
         assert software.problems() == []
     assert came.matrix is not None
@@ -182,7 +182,7 @@ def test_a_visit_that_is_interrupted_leaves_nothing(hosts: Software, when: tuple
     def hits(call: Call) -> bool:
         return bool(call["pd" if verb == "ibv_create_qp" else "qp"].context.device.name == device)
 
-    with surgery() as clinic:
+    with listener() as clinic:
         to = QpState.RTR if verb == "ibv_modify_qp" else None
         hosts.on(verb, to=to, where=hits, before=interrupt, delay=0.1, times=1)
         with after_verbs(), pytest.raises(KeyboardInterrupt):
@@ -192,7 +192,7 @@ def test_a_visit_that_is_interrupted_leaves_nothing(hosts: Software, when: tuple
 
 def test_ways_for_which_no_time_is_left_are_told(hosts: Software) -> None:
     refuse(hosts, "here", WAYS[0], errno.ETIMEDOUT)
-    with surgery() as clinic:
+    with listener() as clinic:
         came = visit(clinic.url, OPTIONS, 2, lambda attempt: time.sleep(2))
     assert came.matrix is not None
     assert [attempt.state for attempt in came.matrix.attempts] == ["failed", "untried", "untried"]
@@ -202,7 +202,7 @@ def test_ways_for_which_no_time_is_left_are_told(hosts: Software) -> None:
 
 def test_another_host_without_a_port_is_told(hosts: Software) -> None:
     hosts.devices[1].ports[0].state = PortState.DOWN
-    with surgery() as clinic:
+    with listener() as clinic:
         came = visit(clinic.url, OPTIONS, 20)
     assert not came.ok
     assert came.findings[-1].words == "The other host has no port that can be used."
@@ -211,7 +211,7 @@ def test_another_host_without_a_port_is_told(hosts: Software) -> None:
 
 def test_gids_that_never_go_together_are_told(hosts: Software) -> None:
     hosts.devices[1].ports[0].gids[:] = [("127.0.0.3", V1)]
-    with surgery() as clinic:
+    with listener() as clinic:
         came = visit(clinic.url, OPTIONS, 20)
     assert came.findings[-1].words.startswith("No GID here goes with one there")
     assert list(visit_lines(came))[-1] == "No connection can be made."
@@ -244,7 +244,7 @@ def test_a_listener_that_does_not_know_the_question_is_told_in_time(
 
 
 def test_after_its_question_a_doctor_may_say_hello_on_the_same_connection(hosts: Software) -> None:
-    with surgery() as clinic:
+    with listener() as clinic:
         terms = make_terms({})
         outgoing = Outgoing(clinic.url, addresses(host_of(clinic.url), port_of(clinic.url)), terms.keys)
         trace = Trace(Role.CONNECTOR, Deadline(None))
@@ -253,8 +253,8 @@ def test_after_its_question_a_doctor_may_say_hello_on_the_same_connection(hosts:
             answer = conversation.handshake.peer
             assert isinstance(answer, Answer)
             assert [port.device for port in answer.ports] == ["there"]
-        ways = Ways(rank_ports(Options(device="here")), terms, trace)
-        made = run_apart(one_way(outgoing, terms, ways, 1, Deadline(10, ConnectTimeout), None), close_all)
+        fallback = Fallback(rank_ports(Options(device="here")), terms, trace)
+        made = run_apart(try_candidate(outgoing, terms, fallback, 1, Deadline(10, ConnectTimeout), None), close_all)
         close_all(made)
         outgoing.close()
 
@@ -264,7 +264,7 @@ def test_a_visit_by_key_files(hosts: Software, tmp_path: Path) -> None:
         keygen(str(tmp_path / name), name)
     theirs = {"key": str(tmp_path / "doctor/doctor.key_secret"), "peer_keys": str(tmp_path / "visitor")}
     ours = {"key": str(tmp_path / "visitor/visitor.key_secret"), "peer_key": str(tmp_path / "doctor/doctor.key")}
-    with surgery(**theirs) as clinic:
+    with listener(**theirs) as clinic:
         assert visit(clinic.url, OPTIONS, 20, **ours).ok
         (finding,) = visit(clinic.url, OPTIONS, 5).findings
     assert finding.name == "exchange"
@@ -298,7 +298,7 @@ def test_a_name_that_does_not_resolve_and_a_host_without_ports(hosts: Software) 
 def test_a_report_to_the_other_host_fits_into_an_answer() -> None:
     broken = [Device(f"soft{i}", limits={"max_qp": 0}) for i in range(1, 41)]
     with Software([Device("here"), *broken]) as software:
-        with surgery("none") as clinic:
+        with listener("none") as clinic:
             clinic.options = Options()
             came = visit(clinic.url, OPTIONS, 20)
         assert software.problems() == []

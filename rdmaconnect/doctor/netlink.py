@@ -96,9 +96,9 @@ def rdma_system() -> tuple[str, bool | None]:
         answers = _ask(_RDMA, _SYS_GET, b"")
     except OSError:
         return "", None
-    told = _attributes(answers[0]) if answers else {}
-    mode = {b"\0": "exclusive", b"\1": "shared"}.get(told.get(_NETNS_MODE, b"")[:1], "")
-    return mode, True if told.get(_COPY_ON_FORK, b"\0")[:1] == b"\1" else None
+    found = _attributes(answers[0]) if answers else {}
+    mode = {b"\0": "exclusive", b"\1": "shared"}.get(found.get(_NETNS_MODE, b"")[:1], "")
+    return mode, True if found.get(_COPY_ON_FORK, b"\0")[:1] == b"\1" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ def route(source: Address, target: Address, netdev: str) -> Route | None:
         answers = _ask(_ROUTE, _GETROUTE, body)
     except OSError as e:
         return Route(errno=e.errno) if e.errno else None
-    told = _attributes(answers[0][12:]) if answers else {}
+    found = _attributes(answers[0][12:]) if answers else {}
     out = ""
     with contextlib.suppress(OSError, KeyError, struct.error):
-        out = socket.if_indextoname(struct.unpack("=I", told[_RTA_OIF])[0])
-    return Route(out, str(ipaddress.ip_address(told[_RTA_GATEWAY])) if _RTA_GATEWAY in told else "")
+        out = socket.if_indextoname(struct.unpack("=I", found[_RTA_OIF])[0])
+    return Route(out, str(ipaddress.ip_address(found[_RTA_GATEWAY])) if _RTA_GATEWAY in found else "")
 
 
 def neighbour(target: Address, netdev: str) -> str:

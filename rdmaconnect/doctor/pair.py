@@ -15,9 +15,9 @@ from ..protocol.handshake import Role
 from ..protocol.messages import Answer, Question
 from ..runtime.deadline import Deadline, wait_readable
 from ..runtime.procedure import run_apart
-from ..session.connect import close_all, one_way
+from ..session.connect import close_all, try_candidate
 from ..session.connection import Connection
-from ..session.fallback import Ways
+from ..session.fallback import Fallback
 from ..session.outgoing import Outgoing
 from ..session.ports import rank_ports
 from ..session.terms import Terms, make_terms
@@ -92,8 +92,8 @@ def visit(
         where = addresses(host_of(url), port_of(url))
         asking = Outgoing(url, where, terms.keys)
         address = asking.address
-        ways = Ways(rank_ports(terms.options, address), terms, trace)
-        here = ways.mine()
+        fallback = Fallback(rank_ports(terms.options, address), terms, trace)
+        here = fallback.mine()
     except ValueError as e:
         return Visit(url, (Finding("name", Verdict.FAIL, str(e)),))
     except (RdmaConnectError, OSError) as e:
@@ -101,8 +101,8 @@ def visit(
     try:
         answer = _ask(asking, deadline, trace)
         if asking.address != address:  # a name has several addresses, and another one answered
-            ways = Ways(rank_ports(terms.options, asking.address), terms, trace)
-            here = ways.mine()
+            fallback = Fallback(rank_ports(terms.options, asking.address), terms, trace)
+            here = fallback.mine()
     except (RdmaConnectError, OSError) as e:
         return Visit(url, (_exchange_failed(url, e),))
     findings, there = _said(answer), answer.ports
@@ -112,7 +112,7 @@ def visit(
             tried.append(Attempt(way, tried=False))
             continue
         outgoing = Outgoing(url, where, terms.keys)
-        tried.append(_attempt(outgoing, way, Ways(ways.ports, terms, trace), terms, deadline))
+        tried.append(_attempt(outgoing, way, Fallback(fallback.ports, terms, trace), terms, deadline))
         if tell is not None:
             tell(tried[-1])
     matrix = Matrix(ends(here, [a.way.here for a in tried]), ends(there, [a.way.there for a in tried]), tuple(tried))
@@ -177,13 +177,13 @@ def _verdict(matrix: Matrix) -> Finding:
     return Finding("pair", Verdict.FAIL, f"No pair of ports could be connected.{left}", more)
 
 
-def _attempt(outgoing: Outgoing, way: Candidate, ways: Ways, terms: Terms, deadline: Deadline) -> Attempt:
+def _attempt(outgoing: Outgoing, way: Candidate, fallback: Fallback, terms: Terms, deadline: Deadline) -> Attempt:
     """Connect by one way, send the probe both ways, read once, close."""
-    ways.take(way)
+    fallback.take(way)
     attempt = Attempt(way)
     try:
         mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
-        (end,) = run_apart(one_way(outgoing, terms, ways, 1, mine, None), close_all)
+        (end,) = run_apart(try_candidate(outgoing, terms, fallback, 1, mine, None), close_all)
         with Connection(end) as connection:
             mtu = MTU_BYTES[connection.path.path_mtu]
             attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))

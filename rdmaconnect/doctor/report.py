@@ -52,10 +52,10 @@ def _chosen(host: Host) -> dict[str, Any] | None:
 
 
 def _port(host: Host, port: Port) -> dict[str, Any]:
-    told = port.asdict()
-    for shown, entry in zip(told["gids"], port.gids, strict=True):
+    fields = port.asdict()
+    for shown, entry in zip(fields["gids"], port.gids, strict=True):
         shown["here"] = entry.gid.raw in host.here
-    return {"device": port.device, **told}
+    return {"device": port.device, **fields}
 
 
 def host_lines(host: Host, findings: Iterable[Finding], columns: int = WIDTH) -> Iterator[str]:

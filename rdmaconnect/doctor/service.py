@@ -26,7 +26,7 @@ from .checks import examine
 from .finding import Verdict
 from .gather import gather
 
-__all__ = ["Surgery", "narrowed", "open_surgery", "serve"]
+__all__ = ["DoctorListener", "narrowed", "open_listener", "serve"]
 
 #: quicker to give up than a connection should be: 6 times 0.27 s
 _TIMERS = Options(timeout=16, retry_cnt=6)
@@ -34,7 +34,7 @@ _TIMERS = Options(timeout=16, retry_cnt=6)
 _ROUND_S = 1.0
 
 
-class Surgery(Listener):
+class DoctorListener(Listener):
     """A listener that answers the doctor's question."""
 
     options: Options = Options()
@@ -79,13 +79,15 @@ class Surgery(Listener):
                 connection.close()
 
 
-def open_surgery(address: str, options: Options, key: str | None = None, peer_keys: str | None = None) -> Surgery:
+def open_listener(
+    address: str, options: Options, key: str | None = None, peer_keys: str | None = None
+) -> DoctorListener:
     """Listen for doctors; see :func:`serve`."""
     given = {"options": narrowed(options), "regions": {"doctor": bytearray(64)}, "key": key, "peer_keys": peer_keys}
     terms = make_terms(given, ListenOptions, listens=True)
-    surgery = Surgery(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
-    surgery.options = options
-    return surgery
+    listener = DoctorListener(tcp_url(address, bind=True), terms, [parse_qp_type("RC")], False)
+    listener.options = options
+    return listener
 
 
 def narrowed(options: Options) -> Options:
@@ -113,10 +115,10 @@ def serve(
         ValueError: an argument that cannot be meant.
         OSError: the address is taken or not one of this host.
     """
-    surgery = open_surgery(address, options, key, peer_keys)
-    with surgery:
-        say(f"listening on {surgery.url}")
-        surgery.attend(say)
+    listener = open_listener(address, options, key, peer_keys)
+    with listener:
+        say(f"listening on {listener.url}")
+        listener.attend(say)
 
 
 def _discharge(held: list[Connection]) -> list[Connection]:

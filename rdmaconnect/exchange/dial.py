@@ -58,7 +58,7 @@ _AT_LAST = {
 
 
 @dataclass(slots=True, eq=False)
-class _Way:
+class _Attempt:
     """One address.
 
     Attributes:
@@ -100,19 +100,19 @@ class Dial:
         if not addresses:
             raise ValueError("connect: there is no address to connect to")
         self._new_socket = new_socket
-        self._fresh = deque(_Way(address) for address in addresses)
+        self._fresh = deque(_Attempt(address) for address in addresses)
         self._fresh_due = now
-        self._begun: list[_Way] = []
+        self._begun: list[_Attempt] = []
 
     def filenos(self) -> list[int]:
         """Descriptors to poll for writing; other ones after each :meth:`advance`."""
-        return [way.sock.fileno() for way in self._begun if way.sock is not None]
+        return [attempt.sock.fileno() for attempt in self._begun if attempt.sock is not None]
 
     def due_s(self, now: float) -> float:
         """Seconds until :meth:`advance` is due though no descriptor is ready; ``math.inf`` for never."""
-        times = [way.due for way in self._begun if way.sock is not None]
+        times = [attempt.due for attempt in self._begun if attempt.sock is not None]
         if len(times) < _AT_ONCE:
-            times += [way.due for way in self._begun if way.sock is None]
+            times += [attempt.due for attempt in self._begun if attempt.sock is None]
             times += [self._fresh_due] if self._fresh else []
         return max(0.0, min(times, default=math.inf) - now)
 
@@ -130,9 +130,9 @@ class Dial:
             VerbsError: EMFILE, ENFILE: no descriptor is left. All is closed.
         """
         try:
-            for way in self._begun:
-                if way.sock is not None and self._stands(way, way.sock, now, _AT_LAST):
-                    return self._take(way)
+            for attempt in self._begun:
+                if attempt.sock is not None and self._stands(attempt, attempt.sock, now, _AT_LAST):
+                    return self._take(attempt)
             while (next_way := self._next(now)) is not None:
                 if self._begin(next_way, now):
                     return self._take(next_way)
@@ -143,51 +143,51 @@ class Dial:
 
     def close(self) -> None:
         """Drop all that is under way, for good; :meth:`seen` still tells. Twice is fine."""
-        for way in self._begun:
-            self._drop(way)
-            way.due = math.inf
+        for attempt in self._begun:
+            self._drop(attempt)
+            attempt.due = math.inf
         self._fresh_due = math.inf
 
     def seen(self) -> str:
         """In words, what was seen of each address."""
         by_words: dict[str, list[str]] = {}
-        for way in (*self._begun, *self._fresh):
-            by_words.setdefault(way.seen, []).append(str(way.address))
+        for attempt in (*self._begun, *self._fresh):
+            by_words.setdefault(attempt.seen, []).append(str(attempt.address))
         return "; ".join(f"{', '.join(where)}: {words}" for words, where in by_words.items())
 
     # ---- one attempt
 
-    def _next(self, now: float) -> _Way | None:
+    def _next(self, now: float) -> _Attempt | None:
         """The address to begin with now, or None."""
-        if sum(way.sock is not None for way in self._begun) >= _AT_ONCE:
+        if sum(attempt.sock is not None for attempt in self._begun) >= _AT_ONCE:
             return None
         if self._fresh and self._fresh_due <= now:
             self._fresh_due = now + _DELAY_S
             self._begun.append(self._fresh.popleft())
             return self._begun[-1]
-        return next((way for way in self._begun if way.sock is None and way.due <= now), None)
+        return next((attempt for attempt in self._begun if attempt.sock is None and attempt.due <= now), None)
 
-    def _begin(self, way: _Way, now: float) -> bool:
+    def _begin(self, attempt: _Attempt, now: float) -> bool:
         """Begin an attempt; whether it stands already."""
         try:
-            sock = way.sock = self._new_socket(way.address.family, socket.SOCK_STREAM)
+            sock = attempt.sock = self._new_socket(attempt.address.family, socket.SOCK_STREAM)
         except OSError as e:
             if e.errno in (errno.EMFILE, errno.ENFILE):
-                raise VerbsError("socket", e.errno, f"connect to {way.address}") from None
-            self._fail(way, now, e.errno or 0, _AT_LAST)
+                raise VerbsError("socket", e.errno, f"connect to {attempt.address}") from None
+            self._fail(attempt, now, e.errno or 0, _AT_LAST)
             return False
-        way.due = now + _ANSWER_S
+        attempt.due = now + _ANSWER_S
         sock.setblocking(False)
         set_options(sock)
-        if way.seen == _NOT_TRIED:
-            way.seen = _NO_ANSWER
-        return self._stands(way, sock, now, _AT_FIRST)
+        if attempt.seen == _NOT_TRIED:
+            attempt.seen = _NO_ANSWER
+        return self._stands(attempt, sock, now, _AT_FIRST)
 
-    def _stands(self, way: _Way, sock: socket.socket, now: float, words: dict[int, str]) -> bool:
+    def _stands(self, attempt: _Attempt, sock: socket.socket, now: float, words: dict[int, str]) -> bool:
         """Whether the attempt is a connection by now; if it failed, when it is to begin anew."""
         # of an attempt under way, connect(2) asked once more tells all: that it is, what it came to, or success
-        error = sock.connect_ex(way.address.sockaddr)
-        if error in _UNDER_WAY and now < way.due:
+        error = sock.connect_ex(attempt.address.sockaddr)
+        if error in _UNDER_WAY and now < attempt.due:
             return False
         if error in (0, errno.EISCONN):
             try:
@@ -199,23 +199,23 @@ class Dial:
                 error = errno.ECONNREFUSED
             except OSError:  # it is none any more
                 error = errno.ECONNRESET
-        self._fail(way, now, errno.ETIMEDOUT if error in _UNDER_WAY else error, words)
+        self._fail(attempt, now, errno.ETIMEDOUT if error in _UNDER_WAY else error, words)
         return False
 
-    def _fail(self, way: _Way, now: float, error: int, words: dict[int, str]) -> None:
-        self._drop(way)
-        way.seen = words.get(error) or _AT_LAST.get(error) or os.strerror(error)
-        way.due, way.pause = now + way.pause, min(way.pause * 2, _AGAIN_MAX_S)
-        if way is self._begun[-1]:
+    def _fail(self, attempt: _Attempt, now: float, error: int, words: dict[int, str]) -> None:
+        self._drop(attempt)
+        attempt.seen = words.get(error) or _AT_LAST.get(error) or os.strerror(error)
+        attempt.due, attempt.pause = now + attempt.pause, min(attempt.pause * 2, _AGAIN_MAX_S)
+        if attempt is self._begun[-1]:
             self._fresh_due = now
 
-    def _take(self, way: _Way) -> socket.socket | None:
-        sock, way.sock, way.seen = way.sock, None, "connected"
+    def _take(self, attempt: _Attempt) -> socket.socket | None:
+        sock, attempt.sock, attempt.seen = attempt.sock, None, "connected"
         self.close()
         return sock
 
     @staticmethod
-    def _drop(way: _Way) -> None:
-        if way.sock is not None:
-            way.sock.close()
-            way.sock = None
+    def _drop(attempt: _Attempt) -> None:
+        if attempt.sock is not None:
+            attempt.sock.close()
+            attempt.sock = None

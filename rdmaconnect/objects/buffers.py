@@ -253,16 +253,16 @@ def _tensor(thing: Any) -> Buffer | None:
 
 def _cuda(thing: Any) -> Buffer | None:
     try:
-        told = thing.__cuda_array_interface__
+        interface = thing.__cuda_array_interface__
     except AttributeError:
         return None
-    addr, readonly = told["data"]
-    size = int("".join(c for c in told["typestr"][2:] if c.isdigit()))
-    if not _compact(told["shape"], told.get("strides"), size):
+    addr, readonly = interface["data"]
+    size = int("".join(c for c in interface["typestr"][2:] if c.isdigit()))
+    if not _compact(interface["shape"], interface.get("strides"), size):
         raise _scattered(thing, "Give a copy that is: cupy.ascontiguousarray(...)")
-    if told.get("mask") is not None:
+    if interface.get("mask") is not None:
         raise ValueError(f"use a {_name(thing)} as a buffer: some of it is masked. Give its data without the mask")
-    return Buffer(thing, addr or 0, math.prod(told["shape"]) * size, bool(readonly), "a CUDA device")
+    return Buffer(thing, addr or 0, math.prod(interface["shape"]) * size, bool(readonly), "a CUDA device")
 
 
 def _compact(shape: Sequence[int], strides: Sequence[int] | None, size: int) -> bool:

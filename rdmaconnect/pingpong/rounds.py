@@ -83,9 +83,9 @@ def ping(
     rows = []
     for index, size in enumerate(sizes):
         game = _Game(conns, op, size, deadline_s)
-        told = None if tick is None else lambda share, n=index: tick((n + share) / len(sizes))
+        report = None if tick is None else lambda share, n=index: tick((n + share) / len(sizes))
         with game:
-            samples = game.play(_fewer(iters, size, most_bytes), duration_s, told)
+            samples = game.play(_fewer(iters, size, most_bytes), duration_s, report)
         rows.append(Row.of(size, samples, OPS[op].ways))
     _say(first, Plan(end=True).pack(), deadline_s)
     return Report(
@@ -202,8 +202,8 @@ def _shares(tick: Callable[[float], None] | None, before: float, more: float) ->
     """Tell ``tick`` of a batch's progress as a share of all."""
     if tick is None:
         return None
-    told = tick
-    return lambda done, of: told(before + more * done / of)
+    report = tick
+    return lambda done, of: report(before + more * done / of)
 
 
 # ---- the side that serves

@@ -1,4 +1,4 @@
-"""The messages of the out-of-band exchange, as values. Pure; ``wire`` makes bytes of them and specifies them."""
+"""The messages of the out-of-band exchange, as values. Pure; ``codec`` makes bytes of them and specifies them."""
 
 from __future__ import annotations
 

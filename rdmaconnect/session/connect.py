@@ -27,7 +27,7 @@ from .base import end_of
 from .connection import AsyncConnection, Connection
 from .conversation import BEAT_MS, Conversation
 from .end import End, Established
-from .fallback import Ways, say_more
+from .fallback import Fallback, say_more
 from .outgoing import Outgoing
 from .ports import rank_ports
 from .prepared import Prepared, bring_up, close_handles
@@ -42,10 +42,10 @@ __all__ = [
     "connect_many",
     "find_ports",
     "look_up",
-    "one_way",
     "patience_ms",
     "prepare",
     "raise_ends",
+    "try_candidate",
 ]
 
 
@@ -146,14 +146,14 @@ def connect_procedure(
             if outgoing.address != first:
                 ports = yield find_ports(terms, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
-        ways = Ways(ports, terms, trace)
+        fallback = Fallback(ports, terms, trace)
         while True:
             try:
-                made = yield from one_way(outgoing, terms, ways, count, deadline, via)
+                made = yield from try_candidate(outgoing, terms, fallback, count, deadline, via)
                 break
             except RdmaConnectError as e:
                 if not (yield from outgoing.may_ask_again(e, deadline)):
-                    yield Call(partial(ways.failed, e, deadline))
+                    yield Call(partial(fallback.failed, e, deadline))
     except BaseException as e:
         if isinstance(e, ConnectTimeout) and (local := loopback_of(outgoing.address)):
             say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
@@ -184,19 +184,19 @@ def find_ports(terms: Terms, address: str, deadline: Deadline) -> Call:
     return Call(partial(rank_ports, terms.options, address), deadline, "connect: find a port of this host")
 
 
-def one_way(
+def try_candidate(
     outgoing: Outgoing,
     terms: Terms,
-    ways: Ways,
+    fallback: Fallback,
     count: int,
     deadline: Deadline,
     via: End | None,
 ) -> Procedure[list[End]]:
     """Prepare, attempt, prove, by the way that is tried now."""
-    prepared = via.prepared if via else (yield prepare(partial(ways.prepare, count), deadline))
+    prepared = via.prepared if via else (yield prepare(partial(fallback.prepare, count), deadline))
     prepared.lend()
     try:
-        all_established = yield from _attempt(outgoing, prepared, terms, ways, deadline)
+        all_established = yield from _attempt(outgoing, prepared, terms, fallback, deadline)
         made = [
             End(prepared, transceiver, established)
             for transceiver, established in zip(prepared.transceivers, all_established, strict=True)
@@ -216,22 +216,22 @@ def _attempt(
     outgoing: Outgoing,
     prepared: Prepared,
     terms: Terms,
-    ways: Ways,
+    fallback: Fallback,
     deadline: Deadline,
     prev: bytes | None = None,
 ) -> Procedure[list[Established]]:
     """One hello, and what follows from it, up to RTS."""
-    trace = ways.trace
+    trace = fallback.trace
     trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
 
     def hello(ident: bytes) -> Hello:
         return Hello(
-            ident, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev, ways.target,
+            ident, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev, fallback.target,
             beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
         )  # fmt: skip
 
     conversation = yield from outgoing.ask(hello, trace, deadline)
-    return (yield from raise_ends(conversation, prepared, terms, deadline, ways))
+    return (yield from raise_ends(conversation, prepared, terms, deadline, fallback))
 
 
 def patience_ms(deadline: Deadline) -> int:
@@ -244,18 +244,18 @@ def raise_ends(
     prepared: Prepared,
     terms: Terms,
     deadline: Deadline,
-    ways: Ways | None = None,
+    fallback: Fallback | None = None,
 ) -> Procedure[list[Established]]:
     """On reply: to RTR and RTS with the listener's values, and say that it is so."""
     reply, trace = conversation.handshake.peer, conversation.trace
     assert isinstance(reply, Reply)
     try:
         trace.mark("reply", "came")
-        why = ways.why() if ways is not None else ()
+        why = fallback.why() if fallback is not None else ()
         paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
-        if ways is not None:
-            ways.theirs = reply.ports
-            ways.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
+        if fallback is not None:
+            fallback.theirs = reply.ports
+            fallback.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
         trace.mark("path", "%s", "; ".join(paths[0].why))
 
         def go_on() -> None:
@@ -272,7 +272,7 @@ def raise_ends(
         trace.mark("ready", "sent")
         try:
             deadline.check("move to RTS")
-            conversation.say(Ready(conversation.id, trace.told()))
+            conversation.say(Ready(conversation.id, trace.stages()))
         except BaseException:
             close_handles(handles)
             raise
@@ -293,14 +293,14 @@ def _again(url: str, terms: Terms, end: End, deadline_s: float | None) -> Proced
     end.part()
     prepared = end.prepared
     outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
-    ways = Ways([prepared.port], terms, trace)
+    fallback = Fallback([prepared.port], terms, trace)
     prepared.lend()
     try:
         while True:
             yield Call(prepared.transceivers[0].restart)
             joined = False
             try:
-                end.join((yield from _attempt(outgoing, prepared, terms, ways, deadline, prev))[0])
+                end.join((yield from _attempt(outgoing, prepared, terms, fallback, deadline, prev))[0])
                 joined = True
                 yield from prove([end], terms, deadline, again=True)
                 break

@@ -134,13 +134,13 @@ class DataPath:
             yield from self._transfer(opcode, source, deadline, doing, target, imm)
 
     def recv_imm(self, deadline_s: float | None) -> Procedure[int]:
-        deadline, told = Deadline(deadline_s), self.transceiver.told
+        deadline, immediates = Deadline(deadline_s), self.transceiver.immediates
         self._need("a write that is told", QpType.RC, QpType.UC)
         while True:
-            yield from self._wait(lambda: bool(told), deadline, "recv_imm")
+            yield from self._wait(lambda: bool(immediates), deadline, "recv_imm")
             with self.engine.lock:
-                if told:
-                    slot, imm = told.popleft()
+                if immediates:
+                    slot, imm = immediates.popleft()
                     break
         self.transceiver.repost(slot)
         return imm
@@ -332,12 +332,12 @@ class DataPath:
             if ready():
                 return
         while True:
-            told, taken = self.conversation.changed, self.engine.changed
-            seen = told.count
+            heard, completed = self.conversation.changed, self.engine.changed
+            seen = heard.count
             self.check_open()
             self.engine.arm()
             self.engine.progress()
-            count = taken.count
+            count = completed.count
             self.check_open()
             if ready():
                 return
@@ -348,7 +348,7 @@ class DataPath:
                 raise self._over(doing, self.transceiver.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
-            changes = ((told, seen), (taken, count))
+            changes = ((heard, seen), (completed, count))
             yield Wait(deadline, (self.engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
 
     def _over(self, doing: str, error: RdmaConnectError | None) -> RdmaConnectError:

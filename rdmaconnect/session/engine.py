@@ -28,7 +28,7 @@ __all__ = ["Engine", "Ring", "Sent", "Source", "Transceiver"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
-_TOLD = int(WcOpcode.RECV_RDMA_WITH_IMM)
+_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
 
@@ -136,7 +136,7 @@ class Transceiver:
     Attributes:
         endpoint: what the peer is told.
         broken: the first failure, or None.
-        told: (slot, immediate data) of each write that the peer told of; the slot is to be given back.
+        immediates: (slot, immediate data) of each write that the peer told of; the slot is to be given back.
         slot_size: bytes of a slot: the payload and, for UD, 40 bytes of GRH in front of it.
     """
 
@@ -160,7 +160,7 @@ class Transceiver:
         self.broken: CompletionError | None = None
         self.sent: dict[int, Sent] = {}
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
-        self.told: deque[tuple[int, int]] = deque()
+        self.immediates: deque[tuple[int, int]] = deque()
         self.qp = QueuePair(
             engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
         )
@@ -193,7 +193,7 @@ class Transceiver:
             self.sent.clear()
             self.broken = None
             self.inboxes = {} if self.is_ud else {None: deque()}
-            self.told.clear()
+            self.immediates.clear()
             end = self.endpoint
             self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
             self._init()
@@ -261,8 +261,8 @@ class Transceiver:
     # ---- in
 
     def _arrived(self, slot: int, wc: Any) -> None:
-        if wc.opcode == _TOLD:
-            self.told.append((slot, socket.ntohl(wc.imm_data)))
+        if wc.opcode == _WITH_IMM:
+            self.immediates.append((slot, socket.ntohl(wc.imm_data)))
             return
         source = self._source(slot, wc) if self.is_ud else None
         inbox = self.inboxes.get(source)

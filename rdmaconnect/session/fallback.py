@@ -17,7 +17,7 @@ from .prepared import Prepared
 from .terms import Terms
 from .trace import Trace
 
-__all__ = ["Ways", "say_more"]
+__all__ = ["Fallback", "say_more"]
 
 #: errors of a step to RTR that another pair of GIDs or ports may not have
 PATH_ERRNOS = {
@@ -25,7 +25,7 @@ PATH_ERRNOS = {
 }  # fmt: skip
 
 
-class Ways:
+class Fallback:
     """Which way is tried now, and which others there are."""
 
     def __init__(self, ports: Sequence[Port], terms: Terms, trace: Trace) -> None:
@@ -35,7 +35,7 @@ class Ways:
         self.theirs: Sequence[PortAddress] = ()
         self.used: Candidate | None = None
         self._tried: set[tuple[Any, ...]] = set()
-        self._told: list[str] = []
+        self._failures: list[str] = []
 
     def prepare(self, count: int) -> Prepared:
         context = open_device(self.port.device)
@@ -45,18 +45,18 @@ class Ways:
         """Choose the next way, or raise the error."""
         left = self._left(error) if self._may_help(error) else []
         if not left or deadline.left_s <= 0:
-            told = [words for words in dict.fromkeys(self._told) if words != str(error)]
-            if told:
-                say_more(error, f"Tried before: {' '.join(told)}")
+            before = [words for words in dict.fromkeys(self._failures) if words != str(error)]
+            if before:
+                say_more(error, f"Tried before: {' '.join(before)}")
             raise error
         way = left[0]
-        self._told.append(str(error))
+        self._failures.append(str(error))
         self.take(way)
         self.trace.mark("again", "%s, after %s", way, error)
 
     def take(self, way: Candidate) -> None:
         """Try this way now, and tell the listener so."""
-        self._tried.add(_way(way))
+        self._tried.add(_key(way))
         self.port = next(p for p in self.ports if (p.device, p.port_num) == (way.here.device, way.here.port_num))
         gids = [port.gids[0].gid.raw if port.gids else None for port in (way.here, way.there)]
         self.gid, self.used = gids[0], way
@@ -69,16 +69,16 @@ class Ways:
         if self.used is None:  # rejected without a reply: a listener with a free choice takes its first port's best
             self.used = next(iter(candidates(mine[:1], theirs[:1])), None)
         if self.used is not None:
-            self._tried.add(_way(self.used))
+            self._tried.add(_key(self.used))
         pkey = self.terms.options.pkey
         return [
             way
             for way in candidates(mine, theirs)
-            if _way(way) not in self._tried and common_pkey(way.here, way.there, pkey) is not None
+            if _key(way) not in self._tried and common_pkey(way.here, way.there, pkey) is not None
         ]
 
     def mine(self) -> list[PortAddress]:
-        """What a peer would be told of this host's ports; those without an address are left out."""
+        """What a peer would be before of this host's ports; those without an address are left out."""
         # a GID index that was asked for means one port's: nothing else is meant
         ports = self.ports if self.terms.options.gid_index is None else self.ports[:1]
         mine = []
@@ -98,7 +98,7 @@ class Ways:
 
     def why(self) -> tuple[str, ...]:
         """In words, what was tried before."""
-        return tuple(f"rejected: {words}" for words in self._told)
+        return tuple(f"rejected: {words}" for words in self._failures)
 
 
 def say_more(error: RdmaConnectError, words: str) -> None:
@@ -110,5 +110,5 @@ def say_more(error: RdmaConnectError, words: str) -> None:
         error.args = (text,)
 
 
-def _way(way: Candidate) -> tuple[Any, ...]:
+def _key(way: Candidate) -> tuple[Any, ...]:
     return tuple((p.device, p.port_num, p.gids[0].gid.raw if p.gids else None) for p in (way.here, way.there))

@@ -227,7 +227,7 @@ class Incoming:
         self._handles = bring_up(prepared, self._paths, rts=False, go_on=self.check_wanted)
         trace.mark("reply", "sent, RTR")
         reply = Reply(
-            hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, trace.told(),
+            hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, trace.stages(),
             self.token, BEAT_MS,
         )  # fmt: skip
         self.conversation.say(reply)

@@ -54,7 +54,7 @@ class Prober:
             for index, end in enumerate(ends)
         }
         self._seen: set[int] = set()
-        self._told = self._met = False
+        self._answered = self._met = False
         self._call = self._deadline = deadline
         self._began = Deadline(None)
         self._sent: list[Sent] = []
@@ -108,13 +108,13 @@ class Prober:
                 raise self._failed(end)
             if self._due[index]:
                 self._receive(index, end)
-        if not self._told and not any(self._due.values()):
-            self._told = True
+        if not self._answered and not any(self._due.values()):
+            self._answered = True
             self._conversation.trace.mark("proof", "sent: the peer's probes are here")
-            self._conversation.say(Proof(self._conversation.id, self._conversation.trace.told()))
+            self._conversation.say(Proof(self._conversation.id, self._conversation.trace.stages()))
         if self._conversation.handshake.met and not self._met:
             self._be_patient()
-        if self._told and self._conversation.handshake.proved and not self._waiting:
+        if self._answered and self._conversation.handshake.proved and not self._waiting:
             # over RC each probe's own completion has come too: the memory may go
             return all(sent.status is not None for sent in self._sent)
         if self._conversation.left is not None:
@@ -207,9 +207,9 @@ class Prober:
                 "The peer has replied and has not gone on since: it is busy, slow or stopped, "
                 "or of an older version, whose application is not in accept() now."
             )
-        if self._seen and not self._told:
+        if self._seen and not self._answered:
             return f"Some probes arrived and some did not. {self._mtu_words()}"
-        if self._told:
+        if self._answered:
             text = (
                 "The peer's probes arrived, but it has not said that ours did: packets are dropped in one direction, "
                 "or the peer expects other PSNs than this side sends."
@@ -240,9 +240,9 @@ class Prober:
         while True:
             if self.advance():
                 return
-            told, taken = self._conversation.changed, self._engine.changed
+            heard, completed = self._conversation.changed, self._engine.changed
             self.arm()
-            changes = ((told, told.count), (taken, taken.count))
+            changes = ((heard, heard.count), (completed, completed.count))
             if self.advance():
                 return
             slice_s = AGAIN_S if self._conversation.handshake.lossy else 1.0

@@ -69,7 +69,7 @@ class Trace:
         log.debug("%s: %s", stage, text, stacklevel=2)
         self._mine.append(Mark(stage, self._clock.waited_s, "local", text))
 
-    def told(self) -> tuple[tuple[str, int], ...]:
+    def stages(self) -> tuple[tuple[str, int], ...]:
         """What the peer is told: (stage, microseconds since this end's start), in order."""
         return tuple((mark.stage, round(mark.at_s * 1e6)) for mark in self._mine)
 
