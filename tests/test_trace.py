@@ -54,7 +54,7 @@ def test_a_stage_is_a_mark_and_a_line_of_the_log(caplog: pytest.LogCaptureFixtur
         "hello: 100% sent",
     ]
     assert {record.filename for record in caplog.records} == {"test_trace.py"}
-    assert made.told() == (("port", 0), ("hello", 250_000))
+    assert made.stages() == (("port", 0), ("hello", 250_000))
 
 
 def test_many_failed_ways_leave_the_last_stages() -> None:
@@ -62,7 +62,7 @@ def test_many_failed_ways_leave_the_last_stages() -> None:
     for clock.waited_s in range(MAX_MARKS + 5):
         made.mark("again", "")
     assert [mark.at_s for mark in made.marks()] == list(range(5, MAX_MARKS + 5))
-    assert len(made.told()) == MAX_MARKS == 64
+    assert len(made.stages()) == MAX_MARKS == 64
 
 
 def test_a_peer_that_tells_nothing_leaves_what_it_had_told() -> None:
