@@ -1,7 +1,7 @@
 """The C side of libibverbs as data: enums, structs, prototypes and how each function fails. Loads nothing.
 
 All of it is proven against real headers of rdma-core, the oldest of release 33 and the newest of 65, and by the
-compilers of several machines, in `tests/test_abi.py`; once, when it was written, against each release from 28 on.
+compilers of several machines, in `tests/abi/test_abi.py`; once, when it was written, against each release from 28 on.
 """
 
 from .cenum import ENUMS, CEnum, CFlag, bits, c_enum

@@ -76,6 +76,7 @@ class QueuePair(OptionalVerbs):
     """
 
     max_tso_header = 0
+    qp_num: int
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class QueuePair(OptionalVerbs):
 
         def made() -> Any:
             handle = make()
-            self.qp_num: int = handle.contents.qp_num
+            self.qp_num = handle.contents.qp_num
             self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
             context = handle.contents.context
             self._post_send = verbs.op("ibv_post_send", context)

@@ -1,98 +1,13 @@
-"""Two nodes with real SoftRoCE devices, as `docker/lab test` lays them out.
-
-A node is a network namespace (`n1`, `n2`); a thread that has entered it plays the program there, since
-starting a Python for each would cost seconds under emulation. On kernels before 7 both devices are in one
-namespace, and are named.
-"""
+"""The two nodes as fixtures; after each test nothing may be left on their devices."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from nodes import Node, connected, descriptors
 
-import rdmaconnect
-from rdmaconnect import Connection, Listener
-
-NETNS = os.environ.get("RDMACONNECT_LAB_LAYOUT", "netns") == "netns"
-CLONE_NEWNET = 0x40000000
-#: emulation is slow: what a wait may take at most where nothing is wrong
-PATIENCE = 60
-
-
-def _enter(namespace: str) -> None:
-    with open(f"/run/netns/{namespace}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"enter network namespace {namespace}")
-
-
-class Node:
-    """One host of the lab.
-
-    Attributes:
-        address: its IPv4 address.
-        device: its RDMA device.
-        netdev: the network device under it.
-        named: the options that name the device where both are in one namespace, else none.
-    """
-
-    def __init__(self, number: int, threads: int = 8) -> None:
-        self.number = number
-        self.address = f"10.9.0.{number}"
-        self.device = f"rxe{number}"
-        self.netdev = f"e{number}"
-        self.named: dict[str, Any] = {} if NETNS else {"device": self.device}
-        self._threads = ThreadPoolExecutor(
-            threads, f"node{number}", initializer=_enter if NETNS else None, initargs=(f"n{number}",) if NETNS else ()
-        )
-
-    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on this node, in a thread of its own."""
-        return self._threads.submit(function, *args, **kwargs)
-
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call it on this node and wait."""
-        return self.start(function, *args, **kwargs).result(PATIENCE * 2)
-
-    def command(self, *words: str) -> list[str]:
-        """The command line that runs something on this node."""
-        return ["on", str(self.number), *words]
-
-    def run(self, *words: str, check: bool = True) -> str:
-        """Run a program on this node; its output."""
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=PATIENCE * 2, check=False)
-        if check and done.returncode:
-            raise AssertionError(f"{words}: status {done.returncode}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def setting(self, name: str, value: object) -> None:
-        """Set what sysctl(8) would: ``name`` below /proc/sys, of this node's network."""
-        self.run("sh", "-c", f"echo {value} > /proc/sys/{name}")
-
-    def connect(self, peer: str, **options: Any) -> Future[Connection]:
-        """Start to connect from here."""
-        options = {"deadline_s": PATIENCE, **self.named, **options}
-        return self.start(rdmaconnect.connect, peer, **options)
-
-    def connect_many(self, peer: str, count: int, **options: Any) -> Future[list[Connection]]:
-        """The same for many in one exchange."""
-        options = {"deadline_s": PATIENCE, **self.named, **options}
-        return self.start(rdmaconnect.connect_many, peer, count, **options)
-
-    @contextmanager
-    def listening(self, **options: Any) -> Iterator[Listener]:
-        """A listener here, on a free port; `url_of` gives its address as the other node needs it."""
-        listener = self.call(rdmaconnect.listen, f"{self.address}:0", **{**self.named, **options})
-        try:
-            yield listener
-        finally:
-            self.call(listener.close)
+from rdmaconnect import Connection
 
 
 @pytest.fixture(scope="session")
@@ -105,50 +20,11 @@ def node2() -> Node:
     return Node(2)
 
 
-@contextmanager
-def connected(
-    connector: Node, listener: Node, connect: dict[str, Any] | None = None, listen: dict[str, Any] | None = None
-) -> Iterator[tuple[Connection, Connection]]:
-    """A connection: (the connector's end, the listener's end)."""
-    with ExitStack() as stack:
-        service = stack.enter_context(listener.listening(**(listen or {})))
-        there = listener.start(service.accept, deadline_s=PATIENCE, tolerant=False)
-        here = connector.connect(service.url, **(connect or {}))
-        wait([here, there], PATIENCE * 2)
-        failed = next((end.exception() for end in (there, here) if end.done() and end.exception()), None)
-        if failed is not None:
-            raise failed
-        ends = [stack.enter_context(end.result(0)) for end in (here, there)]
-        yield ends[0], ends[1]
-
-
 @pytest.fixture
 def pair(node1: Node, node2: Node) -> Iterator[tuple[Connection, Connection]]:
     """A connection with nothing asked for."""
     with connected(node1, node2) as ends:
         yield ends
-
-
-def ours() -> list[str]:
-    """The queue pairs, completion queues, memory regions and protection domains that are not the kernel's own."""
-    lines = []
-    for kind in ("qp", "cq", "mr", "pd"):
-        shown = subprocess.run(["rdma", "resource", "show", kind], capture_output=True, text=True, check=True).stdout
-        lines += [f"{kind} {line}" for line in shown.splitlines() if "[ib_core]" not in line]
-    return lines
-
-
-def descriptors() -> set[str]:
-    """What this process has open of RDMA."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue
-        if "infiniband" in target:
-            found.add(f"{fd} {target}")
-    return found
 
 
 @pytest.fixture(autouse=True)

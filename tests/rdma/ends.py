@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from conftest import PATIENCE, Node
+from nodes import PATIENCE, Node
 
 from rdmaconnect.abi import AccessFlags, QpState, QpType, WcStatus
 from rdmaconnect.agreement.endpoint import GidEntry, RemoteRegion

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from conftest import PATIENCE, Node
+from nodes import PATIENCE, Node
 
 import rdmaconnect
 from rdmaconnect import RdmaConnectError

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from ctypes import byref, pointer
 from types import SimpleNamespace
 
-from conftest import Node
+from nodes import Node
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpState, QpType, SendFlags, WrOpcode, ibv_send_wr, ibv_sge

@@ -7,8 +7,8 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from conftest import Node
 from ends import QKEY, end_on, ipv4_gid, joined
+from nodes import Node
 
 from rdmaconnect.abi import QpType, WcFlags
 from rdmaconnect.agreement.endpoint import Gid

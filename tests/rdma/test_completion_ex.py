@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node
+from nodes import PATIENCE, Node
 from pairs import DEPTH, End, ends
 
 from rdmaconnect import LibraryError, StateError, VerbsError, verbs

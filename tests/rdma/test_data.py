@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import PATIENCE, Node, connected
+from nodes import PATIENCE, Node, connected
 
 from rdmaconnect import CompletionError, Connection, DeadlineExceeded, PeerClosed, RemoteRegion, StateError
 from rdmaconnect.abi import AccessFlags, WcStatus

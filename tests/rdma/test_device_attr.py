@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
-from conftest import Node
+from nodes import Node
 
 from rdmaconnect import DeviceError, LibraryError, StateError, VerbsError, verbs
 from rdmaconnect.abi import DeviceCapFlags, GidType, NodeType, OdpGeneralCaps, OdpTransportCaps, TransportType

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node
+from nodes import PATIENCE, Node
 from pairs import DEPTH, End, ends
 
 from rdmaconnect import DeadlineExceeded, LibraryError, StateError, VerbsError, verbs

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node, ours
+from nodes import PATIENCE, Node, ours
 
 import rdmaconnect
 from rdmaconnect import CompletionError, Connection, ConnectTimeout, PeerClosed, RdmaConnectError

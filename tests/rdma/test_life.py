@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import NETNS, PATIENCE, Node, connected
+from nodes import NETNS, PATIENCE, Node, connected
 
 import rdmaconnect
 from rdmaconnect import AuthenticationError, ConnectTimeout, PeerClosed, StateError

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import NETNS, PATIENCE, Node, _enter
+from nodes import NETNS, PATIENCE, Node, enter
 
 import rdmaconnect
 from rdmaconnect import Connection
@@ -113,7 +113,7 @@ def test_pairs_meet_in_random_order(node1: Node, node2: Node) -> None:
     pairs, wave, dice = int(os.environ.get("RDMACONNECT_LAB_PAIRS", "60")), 10, random.Random(4791)
     small = {"recv_size": 4096, "recv_depth": 2, "send_depth": 2, "spin": 0}
     met = 0
-    pools = [ThreadPoolExecutor(wave, initializer=_enter, initargs=(f"n{n.number}",)) for n in (node1, node2)]
+    pools = [ThreadPoolExecutor(wave, initializer=enter, initargs=(f"n{n.number}",)) for n in (node1, node2)]
     try:
         for base in range(0, pairs, wave):
             jobs = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from conftest import Node
 from ends import End, end_on, joined
+from nodes import Node
 from test_operations import OPS, do, options
 
 from rdmaconnect.abi import AccessFlags, MwType, QpState, QpType, WcFlags, WcOpcode, WcStatus

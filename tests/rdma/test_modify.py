@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node
 from ends import QKEY, End, attributes, end_on, joined
+from nodes import PATIENCE, Node
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import AccessFlags, MigState, QpAttrMask, QpState, QpType, WcStatus, ibv_qp_attr

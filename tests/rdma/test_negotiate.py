@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 
 import pytest
-from conftest import NETNS, PATIENCE, Node, connected
+from nodes import NETNS, PATIENCE, Node, connected
 
 import rdmaconnect
 from rdmaconnect import CompletionError, ConnectTimeout, PeerRejected, RdmaConnectError

@@ -9,7 +9,7 @@ from pathlib import Path as FilePath
 from types import SimpleNamespace
 
 import pytest
-from conftest import PATIENCE, Node, descriptors
+from nodes import PATIENCE, Node, descriptors
 
 from rdmaconnect import ModifyError, StateError, VerbsError
 from rdmaconnect.abi import AccessFlags, LinkLayer, PortState, QpState, QpType, bits

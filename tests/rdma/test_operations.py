@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from conftest import Node
 from ends import KERNEL, End, joined
+from nodes import Node
 
 from rdmaconnect.abi import AccessFlags as Access
 from rdmaconnect.abi import QpSendOpsFlags, QpType, SendFlags, WcFlags, WcOpcode, WcStatus

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from conftest import Node
 from ends import KERNEL, End, attributes, end_on
+from nodes import Node
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpAttrMask, QpState, QpType, ibv_qp_attr

@@ -6,8 +6,8 @@ import errno
 from collections.abc import Iterator
 
 import pytest
-from conftest import Node
 from ends import End, end_on, joined
+from nodes import Node
 
 from rdmaconnect.abi import QpState, QpType, SendFlags, WcStatus, WrOpcode
 from rdmaconnect.agreement.endpoint import RemoteRegion

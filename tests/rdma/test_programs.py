@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path as FilePath
 
-from conftest import NETNS, PATIENCE, Node
+from nodes import NETNS, PATIENCE, Node
 
 ROOT = FilePath(__file__).parents[2]
 #: two interpreters start at once, under emulation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from conftest import Node
 from ends import end_on
+from nodes import Node
 
 from rdmaconnect.abi import QpAttrMask, QpDataInOrderCaps, QpState, QpType, WrOpcode
 from rdmaconnect.errors import LibraryError, StateError, VerbsError

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import Node
 from ends import End, end_on, joined
+from nodes import Node
 from test_operations import OPS
 
 from rdmaconnect import verbs

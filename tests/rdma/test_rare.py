@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node
+from nodes import PATIENCE, Node
 
 from rdmaconnect import abi, verbs
 from rdmaconnect.abi import ForkStatus, QpState, QpType, Rate, SrqType

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import NETNS, PATIENCE, Node, connected, ours
 from ends import attributes, end_on
+from nodes import NETNS, PATIENCE, Node, connected, ours
 from outcome import DEADLINE_S, both, told
 from test_connect import _wait_for_gid
 from test_negotiate import LARGE, ROCE, extra_address, lost, management

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 
 import pytest
-from conftest import NETNS, PATIENCE, Node, ours
+from nodes import NETNS, PATIENCE, Node, ours
 from outcome import DEADLINE_S, Told, told
 
 from rdmaconnect import ConnectTimeout, DeviceError, PeerClosed, VerbsError

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from conftest import Node
 from ends import End, joined
+from nodes import Node
 
 from rdmaconnect.abi import AccessFlags, AdviseMrAdvice, AdviseMrFlags, QpType
 from rdmaconnect.agreement.endpoint import RemoteRegion

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from conftest import Node
 from ends import end_on, joined
+from nodes import Node
 
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpType, SrqInitAttrMask, SrqType, ibv_srq_init_attr_ex

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import stress
-from conftest import NETNS, PATIENCE, Node, _enter, connected, ours
+from nodes import NETNS, PATIENCE, Node, connected, enter, ours
 from threads import running
 
 from rdmaconnect import CompletionError
@@ -34,7 +34,7 @@ SIZES = {"max_send_wr": 8, "max_recv_wr": 8}
 
 def test_threads_that_do_everything_at_random_leave_nothing(node1: Node) -> None:
     before, open_before = sorted(ours()), set(os.listdir("/proc/self/fd"))
-    pool = stress.Pool(node1.device, (lambda: _enter("n1")) if NETNS else (lambda: None))
+    pool = stress.Pool(node1.device, (lambda: enter("n1")) if NETNS else (lambda: None))
     pool.run(stress.SECONDS, stress.THREADS, seed=1)
     print(f"{stress.SECONDS} s: done {dict(pool.done)}, refused {dict(pool.refused)}")
     assert set(pool.done) >= {f"make {kind}" for kind in stress.MAKE} | {"send", "receive", "poll", "close", "forget"}

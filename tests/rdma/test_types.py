@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import PATIENCE, Node, connected
+from nodes import PATIENCE, Node, connected
 
 import rdmaconnect
 from rdmaconnect import Connection, PeerRejected, StateError
