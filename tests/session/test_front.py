@@ -1,4 +1,4 @@
-"""What users meet: the keywords of the calls, what is documented of them, listeners that iterate; see test_types."""
+"""What users meet: the keywords of the calls, what is documented of them, listeners that iterate; see test_typing."""
 
 from __future__ import annotations
 
