@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -116,8 +117,9 @@ def test_the_arguments_are_the_same_everywhere(name: str) -> None:
     if "this example needs" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
-    for argument in ("HOST", "-l ADDRESS, --listen ADDRESS", "-d NAME, --device NAME"):
-        assert argument in done.stdout
+    assert "HOST" in done.stdout
+    for short, long in (("-l", "--listen ADDRESS"), ("-d", "--device NAME")):
+        assert re.search(rf"{short}( [A-Z]+)?, {long}\b", done.stdout)  # Python 3.13 and later leave the first one out
     assert ("[HOST]" in done.stdout) is (name != "meet")
     assert f"python examples/{name}.py" in " ".join(done.stdout.split())
 
