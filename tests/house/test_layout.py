@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -25,3 +28,10 @@ def test_each_wing_has_its_folder_of_tests() -> None:
 def test_no_two_files_have_the_same_name() -> None:
     twice = {name: count for name, count in Counter(p.name for p in TESTS.rglob("test_*.py")).items() if count > 1}
     assert twice == {}
+
+
+def test_what_needs_a_device_can_be_collected_where_there_is_none() -> None:
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/rdma"]
+    env = {**os.environ, "RDMACONNECT_LAB": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout

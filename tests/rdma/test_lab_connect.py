@@ -311,7 +311,7 @@ def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: N
     try:
         with node2.listening() as listener:
             there = node2.start(listener.accept, deadline_s=PATIENCE, tolerant=False)
-            here = node1.connect(listener.url, gid_index=_wait_for_gid(node1, "::ffff:10.77."))
+            here = node1.connect(listener.url, gid_index=wait_for_gid(node1, "::ffff:10.77."))
             with pytest.raises(PeerRejected, match=r"ETIMEDOUT .*route to ::ffff:10.77.0.1 did not resolve") as caught:
                 here.result(PATIENCE)
             assert caught.value.errno == 110
@@ -322,7 +322,7 @@ def test_a_gid_that_the_listener_cannot_reach_is_explained_on_both_ends(node1: N
         node1.run("ip", "addr", "del", "10.77.0.1/24", "dev", node1.netdev)
 
 
-def _wait_for_gid(node: Node, start: str) -> int:
+def wait_for_gid(node: Node, start: str) -> int:
     for _ in range(50):
         with contextlib.suppress(StopIteration):
             return _index(node, start)

@@ -19,7 +19,7 @@ import pytest
 from ends import attributes, end_on
 from nodes import NETNS, PATIENCE, Node, connected, ours
 from outcome import DEADLINE_S, both, told
-from test_connect import _wait_for_gid
+from test_lab_connect import wait_for_gid
 from test_negotiate import LARGE, ROCE, extra_address, lost, management
 
 import rdmaconnect
@@ -64,7 +64,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch, node: Node, step: str, do: Any) -
 
 def test_r01_the_index_of_an_address_that_is_gone(node1: Node, node2: Node) -> None:
     with extra_address(node1, "172.30.1.1/24"):
-        index = _wait_for_gid(node1, "::ffff:172.30.1.1")
+        index = wait_for_gid(node1, "::ffff:172.30.1.1")
     with node2.listening() as listener:
         here = node1.call(told, rdmaconnect.connect, listener.url, gid_index=index, deadline_s=DEADLINE_S)
         there = node2.call(told, listener.accept, deadline_s=0.5)
@@ -79,7 +79,7 @@ def test_r01_an_address_that_goes_while_connecting(node1: Node, node2: Node, mon
         return path
 
     node1.run("ip", "addr", "add", "172.30.1.2/24", "dev", node1.netdev)
-    index = _wait_for_gid(node1, "::ffff:172.30.1.2")
+    index = wait_for_gid(node1, "::ffff:172.30.1.2")
     on_device(monkeypatch, node1, "to_rtr", go)
     here, there = both(node1, node2, connect={"gid_index": index})
     here.says(ModifyError, r"ENODATA .*gid_index \d+ is an empty slot: the address was removed")
@@ -100,7 +100,7 @@ def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> 
     node2.setting(strict, 2)
     try:
         with extra_address(node2, "192.0.2.9/32"):
-            here, there = both(node1, node2, listen={"gid_index": _wait_for_gid(node2, "::ffff:192.0.2.9")})
+            here, there = both(node1, node2, listen={"gid_index": wait_for_gid(node2, "::ffff:192.0.2.9")})
     finally:
         node2.setting(strict, 0)
     here.says(ModifyError, r"ETIMEDOUT .*route to ::ffff:192.0.2.9 did not resolve from gid_index 1 \(::ffff:10.9.0.1")
@@ -109,7 +109,7 @@ def test_r03_the_listeners_address_does_not_answer(node1: Node, node2: Node) -> 
 
 def test_r04_no_route_to_an_ipv6_gid(node1: Node, node2: Node) -> None:
     with extra_address(node1, "fd00:77::1/64"), extra_address(node2, "fd00:88::2/64"):
-        here, there = both(node1, node2, connect={"gid_index": _wait_for_gid(node1, "fd00:77::1")})
+        here, there = both(node1, node2, connect={"gid_index": wait_for_gid(node1, "fd00:77::1")})
     here.says(PeerRejected, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index \d+ \(fd00:88::2")
     there.says(ModifyError, r"ENETUNREACH .*There is no route to fd00:77::1 from gid_index \d+ \(fd00:88::2")
 
@@ -220,7 +220,7 @@ def down(node: Node) -> Iterator[None]:
         yield
     finally:
         node.run("ip", "link", "set", node.netdev, "up")
-        _wait_for_gid(node, f"::ffff:{node.address}")
+        wait_for_gid(node, f"::ffff:{node.address}")
         for _ in range(100):
             with rdmaconnect.objects.context.open_device(node.device) as context:
                 if context.port(1).state.name == "ACTIVE":
@@ -282,7 +282,7 @@ def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: N
     node1.setting(strict, 2)
     try:
         with extra_address(node1, "10.77.0.1/24"):
-            index = _wait_for_gid(node1, "::ffff:10.77.")
+            index = wait_for_gid(node1, "::ffff:10.77.")
             here, there = both(node1, node2, connect={"gid_index": index, "qp_type": "UD"})
     finally:
         node1.setting(strict, 0)
