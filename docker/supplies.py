@@ -30,6 +30,10 @@ CROSS_PACKAGES = (
 )  # fmt: skip
 PACKAGES = ("gcc", "ibverbs-providers", "ibverbs-utils", "iproute2", "kmod", "libc6-dev")
 QEMU_PACKAGES = ("busybox-static", "qemu-system-x86")
+#: of what rdmaconnect is measured against
+BENCH_PACKAGES = ("libibverbs-dev", "perftest", "python3-pyverbs", "rdmacm-utils")
+#: and of PyPI
+PEERS = ("ibverbs==2026.10.22",)
 #: of a Debian that is a container's, and has another Python
 BOX_PACKAGES = ("ibverbs-providers", "python3-venv")
 PACKAGES_MB, VENV_MB, KERNEL_MB, HEADERS_MB, BOX_MB, BOXES_MB = 600, 400, 900, 100, 400, 1500
@@ -161,6 +165,20 @@ def environment() -> Path:
         ask(python, "-m", "compileall", "-qq", place / "lib")
         (place / "complete").touch()
     return python
+
+
+def peers(python: Path) -> Path:
+    """Install what rdmaconnect is measured against; return the Python, like `python`, that has what is PyPI's."""
+    place = CACHE / "peers" / hashlib.sha256(f"{python.resolve()} {PEERS}".encode()).hexdigest()[:12]
+    with cache_locked():
+        install(*BENCH_PACKAGES)
+        if not (place / "complete").exists():
+            place.parent.mkdir(exist_ok=True)
+            step("making a virtual environment for the peers", [python, "-m", "venv", "--clear", place], CACHE, VENV_MB)
+            step(f"installing {' '.join(PEERS)} in it", [place / "bin/python", "-m", "pip", "install", *PEERS], CACHE)
+            ask(place / "bin/python", "-m", "compileall", "-qq", place / "lib")
+            (place / "complete").touch()
+    return place / "bin/python"
 
 
 def archive(suite: str) -> str:

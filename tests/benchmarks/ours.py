@@ -1,0 +1,251 @@
+"""rdmaconnect itself, as a user calls it, with the defaults; and its object layer, used as the peers are."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+from program import MESSAGE, RECEIVES, Program, check, now, pattern, resident, swap
+
+import rdmaconnect
+from rdmaconnect.abi import QpState, QpType, WrOpcode
+from rdmaconnect.agreement.path import AhAttr
+from rdmaconnect.objects.completion import CQ
+from rdmaconnect.objects.context import open_device
+from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
+from rdmaconnect.objects.queuepair import QueuePair
+from rdmaconnect.objects.work_request import RecvRequest, SendRequest
+
+PATIENCE_S = 600.0
+#: polls before a wait sleeps, where the others poll without end
+SPIN = 1 << 30
+SEND, RECV = 1, 2
+
+
+def connect_many(peer: str, count: int, **options: Any) -> list[rdmaconnect.Connection]:
+    """Connections from one exchange."""
+    if hasattr(rdmaconnect, "connect_many"):
+        return rdmaconnect.connect_many(peer, count, **options)
+    return rdmaconnect.connect(peer, count=count, **options)
+
+
+class Ours(Program):
+    """rdmaconnect."""
+
+    def __init__(self, *argv: str) -> None:
+        super().__init__(*argv)
+        self.conns: list[rdmaconnect.Connection] = []
+        self.listeners: dict[int, rdmaconnect.Listener] = {}
+        self.playing: Any = None
+        self.object: Any = None
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    def started(self) -> dict[str, Any]:
+        """What each queue pair has by default: the others get the same (recv_depth, recv_size, send_depth)."""
+        sizes = {"single": rdmaconnect.Options().sizes(1), "bulk": rdmaconnect.Options().sizes(2)}
+        return {name: [of.recv_depth, of.recv_size, of.send_depth] for name, of in sizes.items()}
+
+    # ---- connecting
+
+    def listening(self, spin: int = rdmaconnect.Options().spin) -> rdmaconnect.Listener:
+        """The listener; it stays for the next time."""
+        if spin not in self.listeners:
+            self.listeners[spin] = rdmaconnect.listen(f"{self.address}:0", spin=spin)
+        listener = self.listeners[spin]
+        self.ready(int(listener.url.rpartition(":")[2]))
+        return listener
+
+    def accepted(self, count: int) -> list[rdmaconnect.Connection]:
+        """As many connections as the other side makes."""
+        listener = self.listening()
+        return [listener.accept(deadline_s=PATIENCE_S, tolerant=False) for _ in range(count)]
+
+    def connect(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
+        """So many connections from one exchange; the sizes are the default's."""
+        return self.joined(count, size, lambda: connect_many(self.url(port), count, deadline_s=PATIENCE_S, **options))
+
+    def one(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
+        """One connection."""
+        return self.joined(1, size, lambda: [rdmaconnect.connect(self.url(port), deadline_s=PATIENCE_S, **options)])
+
+    def connect_unproven(self, *numbers: int) -> dict[str, Any]:
+        """The same without the probe."""
+        return self.connect(*numbers, probe=False)
+
+    def one_unproven(self, *numbers: int) -> dict[str, Any]:
+        """The same without the probe."""
+        return self.one(*numbers, probe=False)
+
+    def memory(self, count: int, depth: int, size: int, send_depth: int, port: int) -> dict[str, Any]:
+        """The same twice; the answer is that of the second time."""
+        self.connect_unproven(count, depth, size, send_depth, port)
+        return self.connect_unproven(count, depth, size, send_depth, port) | {"receives": depth * size}
+
+    def storm(self, count: int, depth: int, size: int, send_depth: int, port: int) -> dict[str, Any]:
+        """So many threads that connect at once, each a connection of the bulk's sizes."""
+        sizes = {"recv_depth": depth, "recv_size": size, "send_depth": send_depth, "deadline_s": PATIENCE_S}
+
+        def all_at_once() -> list[rdmaconnect.Connection]:
+            with ThreadPoolExecutor(count) as threads:
+                return list(threads.map(lambda _: rdmaconnect.connect(self.url(port), **sizes), range(count)))
+
+        return self.joined(count, size, all_at_once, ordered=False)
+
+    def url(self, port: int) -> str:
+        """Where the other side listens."""
+        return f"{self.address}:{port}"
+
+    def joined(self, count: int, size: int, make: Any, ordered: bool = True) -> dict[str, Any]:
+        """Make connections, on either side; then send a message over the first and the last of them, and take one."""
+        before, begin = resident(), now()
+        made = self.accepted(count) if self.listens else make()
+        end, after = now(), resident()
+        self.conns += made
+        if ordered and made[0].local.recv_size != size:
+            raise ValueError(f"receives of {made[0].local.recv_size} bytes, not {size} as the others have")
+        for conn in dict.fromkeys((made[0], made[-1]) if ordered else made):
+            conn.send(pattern(self.listens))
+            check(conn.recv(), self.listens)
+        return {"begin": begin, "end": end, "rss_before": before, "rss_after": after}
+
+    def close(self) -> dict[str, Any]:
+        """Close them all."""
+        begin = now()
+        for conn in self.conns:
+            conn.close()
+        end = now()
+        self.conns = []
+        return {"begin": begin, "end": end}
+
+    # ---- data
+
+    def lasting(self, port: int) -> Any:
+        """A connection that polls as long as it waits, kept for the next time."""
+        if self.playing is None:
+            if self.listens:
+                self.playing = self.listening(SPIN).accept(deadline_s=PATIENCE_S, tolerant=False)
+            else:
+                self.playing = rdmaconnect.connect(self.url(port), spin=SPIN, deadline_s=PATIENCE_S)
+        else:
+            self.ready()
+        return self.playing
+
+    def pingpong(self, iters: int, port: int) -> dict[str, Any]:
+        """So many messages to and fro through ``send`` and ``recv``."""
+        conn, data, came = self.lasting(port), pattern(self.listens), b""
+        begin = now()
+        if self.listens:
+            for _ in range(iters):
+                came = conn.recv(deadline_s=PATIENCE_S)
+                conn.send(data, deadline_s=PATIENCE_S)
+        else:
+            for _ in range(iters):
+                conn.send(data, deadline_s=PATIENCE_S)
+                came = conn.recv(deadline_s=PATIENCE_S)
+        end = now()
+        check(came, self.listens)
+        return {"begin": begin, "end": end}
+
+    def write(self, iters: int, size: int, port: int) -> dict[str, Any]:
+        """So many RDMA writes of a registered buffer, one after the other."""
+        conn = self.lasting(port)
+        if self.listens:
+            memory = mmap.mmap(-1, size)
+            with conn.register(memory) as mr:
+                conn.send(mr.region.to_bytes())
+                begin = now()
+                conn.recv(deadline_s=PATIENCE_S)
+                end = now()
+            check(memory[:], True)
+            return {"begin": begin, "end": end}
+        region = rdmaconnect.RemoteRegion.from_bytes(conn.recv())
+        memory = mmap.mmap(-1, size)
+        memory[:] = pattern(False, size)
+        with conn.register(memory) as mr:
+            begin = now()
+            for _ in range(iters):
+                conn.write(mr, region, deadline_s=PATIENCE_S)
+            end = now()
+            conn.send(b"done")
+        return {"begin": begin, "end": end}
+
+    # ---- the object layer
+
+    def objects(self, iters: int, port: int) -> dict[str, Any]:
+        """So many messages to and fro through a ``QueuePair`` and a ``CQ``, polling."""
+        if self.object is None:
+            with self.dial(port) as sock:
+                self.object = self.queue_pair(sock)
+                swap(sock, b"d")
+        else:
+            self.object.memory[:-MESSAGE] = bytes(RECEIVES * MESSAGE)
+            self.ready()
+        of = self.object
+        qp, cq, send, recvs = of.qp, of.cq, of.send, of.recvs
+        wcs, poll, sent, received, first = cq.wcs, cq.poll, 0, 0, int(not self.listens)
+        begin = now()
+        for i in range(iters):
+            if first:
+                qp.post_send(send)
+            while received <= i or sent < i + first:
+                for n in range(poll()):
+                    wc = wcs[n]
+                    if wc.status:
+                        raise ValueError(f"a completion with status {wc.status}")
+                    if wc.wr_id == SEND:
+                        sent += 1
+                    else:
+                        received += 1
+                        if received % RECEIVES == 0:
+                            qp.post_recv(*recvs)
+            if not first:
+                qp.post_send(send)
+        end = now()
+        while sent < iters:
+            sent += poll()
+        check(of.memory[: min(iters, RECEIVES) * MESSAGE], self.listens)
+        return {"begin": begin, "end": end}
+
+    def queue_pair(self, sock: Any) -> Any:
+        """A queue pair in RTS with receives posted, made by hand."""
+        with ExitStack() as stack:
+            context = stack.enter_context(open_device(self.device))
+            pd, cq = stack.enter_context(PD(context)), stack.enter_context(CQ(context, 2 * RECEIVES))
+            memory = mmap.mmap(-1, (RECEIVES + 1) * MESSAGE)
+            memory[:] = bytes(RECEIVES * MESSAGE) + pattern(self.listens)
+            mr = stack.enter_context(MR(pd, memory))
+            sizes = {"max_send_wr": RECEIVES, "max_recv_wr": RECEIVES}
+            qp = stack.enter_context(QueuePair(pd, cq, cq, QpType.RC, **sizes))
+            port = context.port(1)
+            gid = next(entry for entry in port.gids if entry.gid_index == self.gid_index)
+            qp.modify({
+                "qp_state": QpState.INIT, "pkey_index": 0, "port_num": 1, "qp_access_flags": FULL_ACCESS,
+            })  # fmt: skip
+            recvs = [RecvRequest.scatter(RECV + i, mr.sge(i * MESSAGE, MESSAGE)) for i in range(RECEIVES)]
+            qp.post_recv(*recvs)
+            psn = secrets.randbits(24)
+            mine = gid.gid.raw + qp.qp_num.to_bytes(4, "big") + psn.to_bytes(4, "big")
+            theirs = swap(sock, mine)
+            path = AhAttr(port_num=1, is_global=1, dgid=theirs[:16], sgid_index=self.gid_index, hop_limit=64)
+            qp.modify({
+                "qp_state": QpState.RTR, "ah_attr": path, "path_mtu": port.active_mtu,
+                "dest_qp_num": int.from_bytes(theirs[16:20], "big"), "rq_psn": int.from_bytes(theirs[20:], "big"),
+                "max_dest_rd_atomic": 1, "min_rnr_timer": 12,
+            })  # fmt: skip
+            qp.modify({
+                "qp_state": QpState.RTS, "sq_psn": psn, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7,
+                "max_rd_atomic": 1,
+            })  # fmt: skip
+            send = SendRequest().fill(SEND, WrOpcode.SEND, mr.addr + RECEIVES * MESSAGE, MESSAGE, mr.lkey)
+            kept = stack.pop_all()
+        return SimpleNamespace(qp=qp, cq=cq, memory=memory, send=send, recvs=recvs, kept=kept)
+
+
+if __name__ == "__main__":
+    Ours.main()
