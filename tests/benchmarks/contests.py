@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -94,7 +94,9 @@ CM_STEPS = ("create id", "bind addr", "resolve addr", "resolve route", "create q
 
 
 def rc_pingpong(text: str, count: int) -> float:
-    """us per round trip, of ``ibv_rc_pingpong``."""
+    """us per round trip, of ``ibv_rc_pingpong``, which says where what came is not what was sent."""
+    if "invalid data" in text:
+        raise ValueError(f"a message came changed: {text}")
     return _found(r"= ([\d.]+) usec/iter", text)
 
 
@@ -159,18 +161,34 @@ class Contest:
 
 #: the programs that are told line by line what to do; both sides live through all rounds
 TOLD = ("floor", "ibverbs", "pyverbs", "ours")
-#: others' programs: command lines of the listening and of the connecting side (None: there is only one side)
-COMMANDS: dict[str, tuple[str | None, str]] = {
-    "cmtime": ("cmtime", "cmtime -s {address} -c {count}"),
-    "ibv_rc_pingpong": (
-        "ibv_rc_pingpong -d {listener} -g {gid} -s {message} -n {count} -c",
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program of others.
+
+    Args:
+        connect: the command line of the connecting side.
+        listen: that of the listening side; none where there is only one side.
+        lasts: whether the listening side goes on until it is ended.
+    """
+
+    connect: str
+    listen: str = ""
+    lasts: bool = False
+
+
+COMMANDS = {
+    "cmtime": Command("cmtime -s {address} -c {count}", "cmtime -c {count}", lasts=True),
+    "ibv_rc_pingpong": Command(
         "ibv_rc_pingpong -d {connector} -g {gid} -s {message} -n {count} -c {address}",
+        "ibv_rc_pingpong -d {listener} -g {gid} -s {message} -n {count} -c",
     ),
-    "ib_write_bw": (
-        "ib_write_bw -d {listener} -x {gid} -s {mib} -n {count} -t {depth} -F",
+    "ib_write_bw": Command(
         "ib_write_bw -d {connector} -x {gid} -s {mib} -n {count} -t {depth} -F {address}",
+        "ib_write_bw -d {listener} -x {gid} -s {mib} -n {count} -t {depth} -F",
     ),
-    "python": (None, "{python} -c '{statement}'"),
+    "python": Command("{python} -c '{statement}'"),
 }
 _IMPORT = "import time; t = time.perf_counter_ns(); import {}; print(time.perf_counter_ns() - t)"
 
@@ -274,8 +292,8 @@ def units(figure: str) -> str:
     return {"write": "MiB/s", "memory": "KiB", "import": "ms"}.get(figure.partition(":")[0], "us")
 
 
-def command(turn: Turn, scale: Scale, facts: Mapping[str, Any]) -> tuple[list[str | None], int]:
-    """The command lines of others' program, and how many it makes.
+def command(turn: Turn, scale: Scale, facts: Mapping[str, Any]) -> tuple[Command, int]:
+    """Others' program with its command lines filled in, and how many it makes.
 
     Args:
         turn: of one of :data:`COMMANDS`.
@@ -285,4 +303,5 @@ def command(turn: Turn, scale: Scale, facts: Mapping[str, Any]) -> tuple[list[st
     count, _, rest = turn.words.format(**vars(scale)).partition(" ")
     names = {"count": count, "message": MESSAGE, "mib": MIB, "statement": _IMPORT.format(rest), **facts}
     names |= dict(pair.split("=") for pair in rest.split() if "=" in pair)
-    return [line and line.format(**names) for line in COMMANDS[turn.program]], int(count)
+    known = COMMANDS[turn.program]
+    return replace(known, connect=known.connect.format(**names), listen=known.listen.format(**names)), int(count)

@@ -109,8 +109,10 @@ class Ours(Program):
         self.conns += made
         if ordered and made[0].local.recv_size != size:
             raise ValueError(f"receives of {made[0].local.recv_size} bytes, not {size} as the others have")
-        for conn in dict.fromkeys((made[0], made[-1]) if ordered else made):
+        proven = dict.fromkeys((made[0], made[-1]) if ordered else made)
+        for conn in proven:
             conn.send(pattern(self.listens))
+        for conn in proven:
             check(conn.recv(), self.listens)
         return {"begin": begin, "end": end, "rss_before": before, "rss_after": after}
 
@@ -178,7 +180,7 @@ class Ours(Program):
     # ---- the object layer
 
     def objects(self, iters: int, port: int) -> dict[str, Any]:
-        """So many messages to and fro through a ``QueuePair`` and a ``CQ``, polling."""
+        """So many messages to and fro through a ``QueuePair`` and a ``CQ``, polling: enough to use every receive."""
         if self.object is None:
             with self.dial(port) as sock:
                 self.object = self.queue_pair(sock)
@@ -189,6 +191,7 @@ class Ours(Program):
         of = self.object
         qp, cq, send, recvs = of.qp, of.cq, of.send, of.recvs
         wcs, poll, sent, received, first = cq.wcs, cq.poll, 0, 0, int(not self.listens)
+        left = of.left
         begin = now()
         for i in range(iters):
             if first:
@@ -202,14 +205,17 @@ class Ours(Program):
                         sent += 1
                     else:
                         received += 1
-                        if received % RECEIVES == 0:
+                        left -= 1
+                        if not left:
+                            left = RECEIVES
                             qp.post_recv(*recvs)
             if not first:
                 qp.post_send(send)
         end = now()
+        of.left = left
         while sent < iters:
             sent += poll()
-        check(of.memory[: min(iters, RECEIVES) * MESSAGE], self.listens)
+        check(of.memory[: RECEIVES * MESSAGE], self.listens)
         return {"begin": begin, "end": end}
 
     def queue_pair(self, sock: Any) -> Any:
@@ -244,7 +250,7 @@ class Ours(Program):
             })  # fmt: skip
             send = SendRequest().fill(SEND, WrOpcode.SEND, mr.addr + RECEIVES * MESSAGE, MESSAGE, mr.lkey)
             kept = stack.pop_all()
-        return SimpleNamespace(qp=qp, cq=cq, memory=memory, send=send, recvs=recvs, kept=kept)
+        return SimpleNamespace(qp=qp, cq=cq, memory=memory, send=send, recvs=recvs, left=RECEIVES, kept=kept)
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ class Player:
         return {name: mean(values) for name, values in found.items()}
 
     def run(self, turn: Turn) -> tuple[str, int]:
-        """Run others' program on both nodes; what the connecting side printed, and its count."""
+        """Run others' program on both nodes; what both printed, the connecting side first, and its count."""
         facts = {
             "listener": f"rxe{LISTENER}",
             "connector": f"rxe{CONNECTOR}",
@@ -200,25 +200,27 @@ class Player:
             "address": address(LISTENER),
             "python": self.ours,
         }
-        (listen, connect), count = command(turn, self.scale, facts)
-        assert connect is not None
-        on = [["on", str(node), *shlex.split(line or "")] for node, line in ((LISTENER, listen), (CONNECTOR, connect))]
-        server = None
-        if listen:
-            with (self.out / f"{turn.program}.listen").open("w") as words:
-                server = subprocess.Popen(on[0], stdout=words, stderr=subprocess.STDOUT)
+        told, count = command(turn, self.scale, facts)
+        server, words = None, self.out / f"{turn.program}.listen"
+        words.write_text("")
+        if told.listen:
+            with words.open("w") as file:
+                argv = ["on", str(LISTENER), *shlex.split(told.listen)]
+                server = subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT)
             wait_for(server, turn.program)
         try:
-            done = subprocess.run(on[1], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-            if done.returncode:
-                raise Failed(f"{connect}: status {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}")
-            if server is not None:
+            argv = ["on", str(CONNECTOR), *shlex.split(told.connect)]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+            if server is not None and not told.lasts:
                 server.wait(PATIENCE_S)
         finally:
             if server is not None:
                 server.kill()
                 server.wait()
-        return done.stdout, count
+        said = done.stdout + done.stderr + words.read_text()
+        if done.returncode or (server is not None and server.returncode and not told.lasts):
+            raise Failed(f"{told.connect}: status {done.returncode}: {said[-2000:]}")
+        return said, count
 
 
 def wait_for(server: subprocess.Popen[bytes], program: str) -> None:
