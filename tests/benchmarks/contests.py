@@ -270,9 +270,10 @@ def contests(scale: Scale) -> dict[str, Contest]:
             tuple(
                 turn
                 for n in scale.growth
+                for sizes in ("{bulk}" if n > 1 else "{single}",)
                 for turn in (
-                    Turn("floor", f"connect {n} {{bulk}}", {f"growth: C, {n}": verbs}),
-                    Turn("ours", f"connect_unproven {n} {{bulk}}", {f"growth: connect_many, {n}": connecting}),
+                    Turn("floor", f"connect {n} {sizes}", {f"growth: C, {n}": verbs}),
+                    Turn("ours", f"connect_unproven {n} {sizes}", {f"growth: connect_many, {n}": connecting}),
                 )
             ),
             warm=False,
