@@ -260,7 +260,7 @@ def test_counts_are_alike_from_round_to_round() -> None:
         assert of["instructions"] > of["calls"] > 0, name
         assert of["spread"]["instructions"] < 0.2, name
         assert of.get("system_calls", 1) > 0, name
-    bulk, one = found["one of connect(count=10)"], found["connect, the second"]
+    bulk, one = found["one of connect_many(10)"], found["connect, the second"]
     assert bulk["instructions"] < one["instructions"]
     assert bulk["verbs"]["ibv_create_qp"] == one["verbs"]["ibv_create_qp"] == 2
     assert bulk["verbs"]["ibv_modify_qp"] == one["verbs"]["ibv_modify_qp"] == 6

@@ -134,9 +134,7 @@ def play(count: int, messages: int, phase: Phase) -> None:
         return [rdmaconnect.connect(url, deadline_s=PATIENCE_S)]
 
     def many(url: str) -> list[Any]:
-        if hasattr(rdmaconnect, "connect_many"):
-            return rdmaconnect.connect_many(url, count, deadline_s=PATIENCE_S)
-        return rdmaconnect.connect(url, count=count, deadline_s=PATIENCE_S)
+        return rdmaconnect.connect_many(url, count, deadline_s=PATIENCE_S)
 
     def close(conns: list[Any]) -> None:
         for conn in conns:
@@ -156,7 +154,7 @@ def play(count: int, messages: int, phase: Phase) -> None:
                 here.send(data)
                 there.recv()
         close(conns)
-        with phase(f"one of connect(count={count})", count):
+        with phase(f"one of connect_many({count})", count):
             conns = both(many, count)
         with phase(f"close one of {count}", count):
             close(conns)

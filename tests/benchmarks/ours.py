@@ -27,13 +27,6 @@ SPIN = 1 << 30
 SEND, RECV = 1, 2
 
 
-def connect_many(peer: str, count: int, **options: Any) -> list[rdmaconnect.Connection]:
-    """Connections from one exchange."""
-    if hasattr(rdmaconnect, "connect_many"):
-        return rdmaconnect.connect_many(peer, count, **options)
-    return rdmaconnect.connect(peer, count=count, **options)
-
-
 class Ours(Program):
     """rdmaconnect."""
 
@@ -68,7 +61,9 @@ class Ours(Program):
 
     def connect(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
         """So many connections from one exchange; the sizes are the default's."""
-        return self.joined(count, size, lambda: connect_many(self.url(port), count, deadline_s=PATIENCE_S, **options))
+        return self.joined(
+            count, size, lambda: rdmaconnect.connect_many(self.url(port), count, deadline_s=PATIENCE_S, **options)
+        )
 
     def one(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
         """One connection."""
