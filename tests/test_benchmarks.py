@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import goals  # noqa: E402
 import ours  # noqa: E402
 import program  # noqa: E402
 import report  # noqa: E402
+import run as runner  # noqa: E402
 from contests import FULL, SMALL, Scale, Turn  # noqa: E402
 
 FIGURES = {figure for c in contests.contests(FULL).values() for t in c.turns for figure in (*t.figures, *t.after)}
@@ -179,6 +181,81 @@ def test_both_sides_of_others_programs_are_asked_for_the_same() -> None:
 def test_no_figure_is_measured_twice() -> None:
     names = [figure for turn in turns() for figure in (*turn.figures, *turn.after)]
     assert len(names) == len(set(names))
+
+
+# ---- the runner
+
+
+def test_who_begins_changes_and_a_warm_round_comes_first() -> None:
+    a, b = Turn("ours", "a", {}), Turn("ours", "b", {})
+    warm = [(n, turn.words) for n, turn in runner.rounds(contests.Contest("", (a, b)), 2)]
+    assert warm == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+    cold = [n for n, _ in runner.rounds(contests.Contest("", (a, b), warm=False), 2)]
+    assert cold == [1, 1, 2, 2]
+    assert [n for n, _ in runner.rounds(contests.Contest("", (a, b)), 1)] == [1, 1], (
+        "a single round shows that it works"
+    )
+
+
+#: a program that is told what to do, and says what it was told
+FAKE = """
+import sys
+sys.path.insert(0, FOLDER)
+from program import Program
+
+class Fake(Program):
+    def started(self):
+        return {"bulk": [4, 16384, 4], "single": [16, 65536, 16]}
+
+    def one(self, *numbers):
+        if not self.listens and numbers[-1] != 5:
+            raise ValueError(f"told {numbers}")
+        self.ready(5)
+        return {"begin": 1000, "end": 3000, "numbers": numbers}
+
+    def close(self):
+        return {"begin": 0, "end": 4000}
+
+Fake.main()
+"""
+
+
+@pytest.fixture
+def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[runner.Player]:
+    """It plays on two nodes that are none."""
+    on, fake = tmp_path / "on", tmp_path / "fake.py"
+    on.write_text('#!/bin/sh\nshift; exec "$@"\n')
+    on.chmod(0o755)
+    fake.write_text(FAKE.replace("FOLDER", repr(str(HERE))))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RDMACONNECT_LAB_PYTHON", sys.executable)
+    made = runner.Player(FULL, tmp_path, sys.executable)
+    made.argv["ours"] = [sys.executable, str(fake)]
+    yield made
+    for key in list(made.pairs):
+        made.end(*key)
+
+
+def test_a_turn_is_told_to_both_sides_and_closed(player: runner.Player) -> None:
+    turn = Turn("ours", "one 2 {single}", {"each: x": contests.connecting}, {"close: x": contests.closing}, "{ones}")
+    assert player.play(turn) == {"each: x": 1.0, "close: x": 2.0}
+    assert player.pair("ours").play("one 2 16 65536 16")[1]["numbers"] == [2, 16, 65536, 16, 5]
+
+
+def test_a_first_turn_is_of_a_child(player: runner.Player) -> None:
+    turn = Turn("ours", "first one 2 {single}", {"first: x": contests.connecting}, instance="first")
+    assert player.play(turn) == player.play(turn) == {"first: x": 1.0}
+    assert set(player.pairs) == {("ours", ""), ("ours", "first")}, "the other tells the sizes"
+
+
+def test_what_a_program_says_at_its_end_is_told(player: runner.Player) -> None:
+    with pytest.raises(runner.Failed, match="no attribute 'sing'"):
+        player.play(Turn("ours", "sing 1", {}))
+
+
+def test_others_programs_are_run(player: runner.Player) -> None:
+    found = player.play(Turn("python", "1 json, re", {"import: x": contests.importing}))
+    assert 0 < found["import: x"] < 10_000
 
 
 # ---- goals

@@ -81,6 +81,7 @@ class Side:
     def end(self) -> None:
         """End it."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -88,6 +89,7 @@ class Side:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self.process.stdout.close()
 
 
 class Pair:
@@ -96,7 +98,11 @@ class Pair:
     def __init__(self, argv: list[str], words: Path) -> None:
         nodes = (("listen", LISTENER), ("connect", CONNECTOR))
         self.sides = [Side(argv, side, node, words.with_suffix(f".{side}")) for side, node in nodes]
-        self.started, _ = [side.answer() for side in self.sides]
+        try:
+            self.started, _ = [side.answer() for side in self.sides]
+        except Failed:
+            self.end()
+            raise
 
     def play(self, words: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Tell both the same, the connecting side as soon as the other is ready; what they answered."""
