@@ -264,6 +264,7 @@ def contests(scale: Scale) -> dict[str, Contest]:
                 Turn("ours", "connect {storm} {bulk}", {"storm: one of a bulk": connecting}),
                 Turn("ours", "storm {storm} {bulk}", {"storm: one of the connectors": connecting}),
             ),
+            warm=False,
         ),
         "growth": Contest(
             "connections in one exchange, no probe: the cost of each",

@@ -17,7 +17,9 @@ SEND, RECV = 1, 2
 class Lot:
     """Queue pairs that share a completion queue and one registered memory, which ends with a message of their own."""
 
-    def __init__(self, opened: tuple[Any, Any, Any, Any], count: int, depth: int, size: int, send_depth: int) -> None:
+    def __init__(
+        self, opened: tuple[Any, Any, Any, Any], count: int, depth: int, size: int, send_depth: int, inline: int
+    ) -> None:
         context, pd, _, _ = opened
         self.length = count * depth * size + MESSAGE
         self.memory = mmap.mmap(-1, self.length)
@@ -25,7 +27,7 @@ class Lot:
         self.cq = context.create_cq(count * (depth + send_depth))
         self.mr = pd.reg_mr(ctypes.addressof(self._pin), self.length, ib.AccessFlags.LOCAL_WRITE)
         init = ib.QPInitAttr(send_cq=self.cq, recv_cq=self.cq, max_send_wr=send_depth, max_recv_wr=depth,
-                             max_inline_data=MESSAGE)  # fmt: skip
+                             max_inline_data=inline)  # fmt: skip
         self.qps = [pd.create_qp(init) for _ in range(count)]
         self.slots = [self.mr.sge(size, i * size) for i in range(count * depth)]
         self.recvs = [ib.RecvWR(wr_id=RECV + i, sg_list=[slot]) for i, slot in enumerate(self.slots)]
@@ -80,11 +82,11 @@ class Ibverbs(Program):
 
     one = connect
 
-    def joined(self, sock: Any, count: int, depth: int, size: int, send_depth: int) -> Lot:
+    def joined(self, sock: Any, count: int, depth: int, size: int, send_depth: int, inline: int = 0) -> Lot:
         """Make queue pairs and take them to RTS with those of the other side."""
         opened = self.open()
         _, _, port, gid = opened
-        lot = Lot(opened, count, depth, size, send_depth)
+        lot = Lot(opened, count, depth, size, send_depth, inline)
         psns = [secrets.randbits(24) for _ in lot.qps]
         infos = [ib.local_qp_info(qp, port, gid, port=1, psn=psn) for qp, psn in zip(lot.qps, psns, strict=True)]
         theirs = swap(sock, b"".join(info.to_bytes() for info in infos))
@@ -124,7 +126,7 @@ class Ibverbs(Program):
         """So many messages to and fro, polling: enough to use every receive."""
         if self.playing is None:
             with self.dial(port) as sock:
-                lot = self.playing = self.joined(sock, 1, RECEIVES, MESSAGE, RECEIVES)
+                lot = self.playing = self.joined(sock, 1, RECEIVES, MESSAGE, RECEIVES, inline=MESSAGE)
                 lot.memory[:] = bytes(lot.length - MESSAGE) + pattern(self.listens)
                 swap(sock, b"d")
         else:
