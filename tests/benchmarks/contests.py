@@ -85,11 +85,13 @@ def mean(values: list[float]) -> float:
 
 def cmtime(text: str, count: int) -> float:
     """us per connection: the sum of the steps that make it, of the client's table."""
+    _found(r"(?m)^connect\s*:\s*([\d.]+)", text)
     steps = {name: float(total) for name, total in re.findall(r"(?m)^(\w[\w ]*\w)\s*:\s*([\d.]+)", text)}
-    return sum(steps[name] for name in CM_STEPS) * 1e3 / count
+    return sum(total for name, total in steps.items() if name in CM_STEPS) * 1e3 / count
 
 
-#: the steps of ``cmtime`` that make a connection; "disconnect" and "destroy" are left out
+#: the steps of ``cmtime`` that make a connection ("bind addr" is there with ``-b`` alone): "disconnect" and "destroy" do
+#: not
 CM_STEPS = ("create id", "bind addr", "resolve addr", "resolve route", "create qp", "connect")
 
 

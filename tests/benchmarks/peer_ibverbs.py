@@ -103,7 +103,7 @@ class Ibverbs(Program):
         qp.post_send([lot.message()])
         left = 2
         while left:
-            for wc in lot.cq.poll(2):
+            for wc in lot.cq.poll(1):  # no more than is awaited: the next may be another queue pair's
                 wc.raise_for_status()
                 left -= 1
                 if wc.wr_id >= RECV:
