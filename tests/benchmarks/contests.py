@@ -90,8 +90,7 @@ def cmtime(text: str, count: int) -> float:
     return sum(total for name, total in steps.items() if name in CM_STEPS) * 1e3 / count
 
 
-#: the steps of ``cmtime`` that make a connection ("bind addr" is there with ``-b`` alone): "disconnect" and "destroy" do
-#: not
+#: the steps of ``cmtime`` that make a connection; "bind addr" is there with ``-b`` alone
 CM_STEPS = ("create id", "bind addr", "resolve addr", "resolve route", "create qp", "connect")
 
 
