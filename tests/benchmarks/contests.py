@@ -38,7 +38,7 @@ class Scale:
 
 
 FULL = Scale()
-SMALL = Scale(count=8, ones=1, iters=50, writes=4, storm=6, growth=(1, 4))
+SMALL = Scale(count=8, ones=1, iters=50, writes=16, storm=6, growth=(1, 4))
 
 
 # ---- figures of what the programs answer: CLOCK_MONOTONIC is the same on both nodes

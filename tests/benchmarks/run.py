@@ -213,8 +213,9 @@ class Player:
             with words.open("w") as file:
                 argv = ["on", str(LISTENER), *shlex.split(told.listen)]
                 server = subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT)
-            wait_for(server, turn.program)
         try:
+            if server is not None:
+                wait_for(server, turn.program, words)
             argv = ["on", str(CONNECTOR), *shlex.split(told.connect)]
             done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
             if server is not None and not told.lasts:
@@ -229,7 +230,7 @@ class Player:
         return said, count
 
 
-def wait_for(server: subprocess.Popen[bytes], program: str) -> None:
+def wait_for(server: subprocess.Popen[bytes], program: str, words: Path) -> None:
     """Wait until a program listens, over TCP or with the RDMA connection manager."""
     look = ["rdma", "resource", "show", "cm_id"] if program == "cmtime" else ["ss", "-Hltnp"]
     for _ in range(100):
@@ -237,7 +238,7 @@ def wait_for(server: subprocess.Popen[bytes], program: str) -> None:
         if any(program in line and "LISTEN" in line for line in said.splitlines()):
             return
         if server.poll() is not None:
-            raise Failed(f"{program}: the listening side ended with {server.returncode}")
+            raise Failed(f"{program}: the listening side ended with {server.returncode}: {words.read_text()[-2000:]}")
         time.sleep(0.1)
     raise Failed(f"{program}: the listening side does not listen after 10 s: {said[-500:]}")
 
