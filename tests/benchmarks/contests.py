@@ -308,3 +308,7 @@ def command(turn: Turn, scale: Scale, facts: Mapping[str, Any]) -> tuple[Command
     names |= dict(pair.split("=") for pair in rest.split() if "=" in pair)
     known = COMMANDS[turn.program]
     return replace(known, connect=known.connect.format(**names), listen=known.listen.format(**names)), int(count)
+
+
+if __name__ == "__main__":
+    print(*contests(FULL))

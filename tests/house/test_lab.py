@@ -37,6 +37,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("test --timeout soon", "argument --timeout: 'soon' is not a number of seconds above 0"),
         ("test --timeout 0", "argument --timeout: '0' is not a number of seconds above 0"),
         ("run", "the following arguments are required: script"),
+        ("bench --rounds 0", "argument --rounds: '0' is not a number from 1 to 64"),
         ("run --nodes 0 x", "argument --nodes: '0' is not a number from 1 to 64"),
     ],
 )
@@ -55,6 +56,13 @@ def test_a_script_that_is_none_is_told(lab: Any, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("true")
     with pytest.raises(lab.LabError, match="holds exactly 2 nodes: leave --nodes out"):
         lab.script(lab.parse(["run", "--suite", "bookworm", "--nodes", "3", str(tmp_path / "wrong")]), tmp_path)
+
+
+def test_a_contest_that_is_none_is_told(lab: Any, tmp_path: Path) -> None:
+    with pytest.raises(lab.LabError, match=r"there is no contest dance: the contests are .*batch, each"):
+        lab.bench(lab.parse(["bench", "--small", "batch", "dance"]), tmp_path)
+    with pytest.raises(lab.LabError, match=r"kernel 7.0 or newer, so no --suite"):
+        lab.bench(lab.parse(["bench", "--suite", "bookworm"]), tmp_path)
 
 
 def test_tests_that_are_not_there_are_told(lab: Any, tmp_path: Path) -> None:
@@ -88,6 +96,16 @@ def test_each_command_says_what_it_is_for(lab: Any, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         lab.parse(["--help"])
     said = capsys.readouterr().out
-    for word in ("pingpong", "test", "wheel", "pythons", "compose", "run", "shell", "--suite forky|trixie|bookworm"):
+    for word in (
+        "pingpong",
+        "test",
+        "wheel",
+        "pythons",
+        "compose",
+        "bench",
+        "run",
+        "shell",
+        "--suite forky|trixie|bookworm",
+    ):
         assert word in said
     assert isinstance(lab.parse(["pythons", "-x"]), argparse.Namespace)

@@ -12,20 +12,17 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import contests
+import goals
+import ours
+import program
 import pytest
+import report
+import run as runner
+from contests import FULL, SMALL, Scale, Turn
 from software import Software
 
-HERE = Path(__file__).resolve().parent / "benchmarks"
-sys.path.insert(0, str(HERE))
-
-import contests  # noqa: E402
-import goals  # noqa: E402
-import ours  # noqa: E402
-import program  # noqa: E402
-import report  # noqa: E402
-import run as runner  # noqa: E402
-from contests import FULL, SMALL, Scale, Turn  # noqa: E402
-
+HERE = Path(__file__).resolve().parent
 FIGURES = {figure for c in contests.contests(FULL).values() for t in c.turns for figure in (*t.figures, *t.after)}
 FACTS = {"listener": "rxe2", "connector": "rxe1", "gid": 1, "address": "10.9.0.2", "python": "python3"}
 
