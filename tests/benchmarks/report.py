@@ -1,6 +1,6 @@
 """Prints what a run came to as a table, and writes it down: ``bench.json`` with every round, and ``bench.png``.
 
-    report.py TURNS [FOLDER] [--small]
+    report.py TURNS [--out FOLDER] [--small]
 
 TURNS is the file that ``run.py`` wrote.
 """
@@ -80,7 +80,7 @@ def main() -> int:
     """Print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("turns", type=Path)
-    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, help="a folder; made if it is not there")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     found = gather(map(json.loads, options.turns.read_text().splitlines()))
@@ -88,10 +88,10 @@ def main() -> int:
     print(table(found, verdicts))
     if options.small:
         print("\nA small run shows that everything works: its figures mean nothing.")
-    if options.folder:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        (options.folder / "bench.json").write_text(json.dumps(document(found, verdicts), indent=1) + "\n")
-        draw(found, verdicts, options.folder / "bench.png")
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "bench.json").write_text(json.dumps(document(found, verdicts), indent=1) + "\n")
+        draw(found, verdicts, options.out / "bench.png")
     return 0
 
 

@@ -306,7 +306,7 @@ def run(*argv: object) -> str:
 
 
 def test_the_report_tells_every_figure_and_goal(lines: Path, tmp_path: Path) -> None:
-    said = run(HERE / "report.py", lines, tmp_path / "out")
+    said = run(HERE / "report.py", lines, "--out", tmp_path / "out")
     written = json.loads((tmp_path / "out/bench.json").read_text())
     assert set(written["figures"]) == FIGURES
     assert all(of["median"] == 6.5 and of["rounds"] == [6.0, 7.0] for of in written["figures"].values())
@@ -314,6 +314,12 @@ def test_the_report_tells_every_figure_and_goal(lines: Path, tmp_path: Path) -> 
     for name in (*FIGURES, *(goal.words for goal in goals.goals(FULL))):
         assert f"| {name} |" in said
     assert (tmp_path / "out/bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_small_report_says_that_it_means_nothing(lines: Path) -> None:
+    said = run(HERE / "report.py", lines, "--small")
+    assert said.rstrip().endswith("its figures mean nothing.")
+    assert f"| connect_many({SMALL.count}), probe off, against the C floor |" in said
 
 
 def test_growth_is_drawn_in_order() -> None:
