@@ -67,12 +67,17 @@ def draw(found: Mapping[str, Sequence[float]], verdicts: Sequence[Verdict], path
         axes[0].annotate(f" {verdict.value:.3g}", (bar.get_width(), bar.get_y() + bar.get_height() / 2), va="center")
     axes[0].axvline(1, color="black")
     axes[0].set(xscale="log", xlabel="measured, as a multiple of the goal (1: just met)")
+    axes[0].margins(x=0.15)
+    axes[0].xaxis.set_major_formatter("{x:g}")
+    axes[0].xaxis.set_minor_formatter("")
     if curves:
         for whose, points in curves.items():
             axes[1].plot(*zip(*points, strict=True), marker="o", label=whose)
         axes[1].set(xscale="log", yscale="log", xlabel="connections in one exchange", ylabel="us per connection")
         axes[1].grid(alpha=0.3, which="both")
         axes[1].legend()
+        for axis in (axes[1].xaxis, axes[1].yaxis):
+            axis.set_major_formatter("{x:,g}")
     FigureCanvasAgg(made).print_png(path)
 
 
