@@ -86,8 +86,9 @@ class Waker:
             os.eventfd_read(self.fileno())
 
 
-#: wakers that no call has now; as many are made as calls sleep at the same time
+#: wakers that no call has now; as many are made as calls sleep at the same time, and so many are kept
 _spare: list[Waker] = []
+MOST_SPARE = 32
 
 
 def lend_waker() -> Waker:
@@ -106,7 +107,8 @@ def lend_waker() -> Waker:
 
 def return_waker(waker: Waker) -> None:
     """Give a waker back."""
-    _spare.append(waker)
+    if len(_spare) < MOST_SPARE:
+        _spare.append(waker)
 
 
 # a child's wakers would wake its parent

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from rdmaconnect.runtime import wakeup
-from rdmaconnect.runtime.wakeup import Signal, Waker, lend_waker, return_waker
+from rdmaconnect.runtime.wakeup import MOST_SPARE, Signal, Waker, lend_waker, return_waker
 
 
 def readable(waker: Waker) -> bool:
@@ -116,6 +116,17 @@ def test_its_descriptor_is_closed_when_nobody_knows_it_any_more_and_not_before()
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_of_the_wakers_of_many_calls_a_few_are_kept() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    lent = [lend_waker() for _ in range(MOST_SPARE + 100)]
+    for waker in lent:
+        return_waker(waker)
+    lent.clear()
+    del waker
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before + MOST_SPARE
 
 
 def test_without_a_descriptor_there_is_an_error_and_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
