@@ -21,7 +21,8 @@ from ..objects.memory import MR, MemoryLike
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure, Wait
 from .conversation import Conversation
-from .engine import Engine, Sent, Source, Transceiver
+from .engine import Engine
+from .transceiver import Sent, Source, Transceiver
 from .transfer import LONGEST, Last, parts
 
 __all__ = ["DataPath"]

@@ -22,9 +22,9 @@ from ..runtime.procedure import Call, Procedure
 from ..runtime.workers import here
 from .conversation import Conversation
 from .data_path import DataPath
-from .engine import Source, Transceiver
 from .prepared import Prepared
 from .trace import Mark
+from .transceiver import Source, Transceiver
 
 __all__ = ["End", "Established"]
 

@@ -1,47 +1,30 @@
-"""The engine room: one protection domain, channel and completion queue, and the queue pairs that share them."""
+"""The engine room: one protection domain, channel and completion queue, and the memory that receives go to."""
 
 from __future__ import annotations
 
 import mmap
-import secrets
-import socket
 import threading
-from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
 
-from ..abi import AccessFlags, QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
-from ..agreement.options import Sizes
-from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError, StateError
-from ..objects.address import UdAddress
+from ..abi import AccessFlags
+from ..errors import RdmaConnectError, StateError
 from ..objects.completion import BATCH, CQ, CompChannel
 from ..objects.context import Context
-from ..objects.memory import MR, PD, Sge
-from ..objects.queuepair import QueuePair
-from ..objects.work_request import RecvRequest, SendRequest
+from ..objects.memory import MR, PD
 from ..runtime.wakeup import Signal
 
-__all__ = ["Engine", "Ring", "Sent", "Source", "Transceiver"]
-
-#: work-request ids from here on are sends; below they are receive slots
-_SEND = 1 << 32
-_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
-#: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
-Source = tuple[int, bytes] | None
+__all__ = ["Engine", "Ring"]
 
 
-class Sent:
-    """A work request on its way, and what must be let go when it is done."""
+class User(Protocol):
+    """Who has a queue pair on the engine's completion queue."""
 
-    __slots__ = ("doing", "opcode", "release", "status", "vendor_err", "wr_id")
+    def complete(self, wc: Any) -> None:
+        """Take one completion."""
 
-    def __init__(self, opcode: WrOpcode, doing: str, release: Callable[[], None]) -> None:
-        self.opcode, self.doing, self.release = opcode, doing, release
-        self.status: int | None = None
-        self.vendor_err = self.wr_id = 0
+    def close(self) -> None:
+        """Destroy the queue pair."""
 
 
 class Engine:
@@ -63,7 +46,7 @@ class Engine:
         self.context = context
         self.lock = threading.RLock()
         self.changed = Signal()
-        self.transceivers: dict[int, Transceiver] = {}
+        self.transceivers: dict[int, User] = {}
         try:
             self.pd = PD(context)
             self.channel = CompChannel(context)
@@ -120,229 +103,6 @@ class Engine:
                 transceiver.close()
 
 
-class Transceiver:
-    """One queue pair with its receives posted, and what has come and gone on it.
-
-    Made in INIT, so that receives are there before the peer can send.
-
-    Args:
-        engine: what it shares.
-        address: the port it is on.
-        qp_type: RC, UC or UD.
-        sizes: how much of what.
-        ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
-        pkey: partition key wished, or None.
-
-    Attributes:
-        endpoint: what the peer is told.
-        broken: the first failure, or None.
-        immediates: (slot, immediate data) of each write that the peer told of; the slot is to be given back.
-        slot_size: bytes of a slot: the payload and, for UD, 40 bytes of GRH in front of it.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        address: PortAddress,
-        qp_type: QpType,
-        sizes: Sizes,
-        ring: Ring,
-        slot: int,
-        pkey: int | None = None,
-    ) -> None:
-        self.engine, self.sizes, self._pkey = engine, sizes, pkey
-        self.is_ud = qp_type == QpType.UD
-        self._ring, self.slot_size = ring, ring.slot_size
-        self._view = ring.view
-        self._base = slot * ring.slot_size
-        self._request = SendRequest()
-        self._next_id = _SEND
-        self.broken: CompletionError | None = None
-        self.sent: dict[int, Sent] = {}
-        self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
-        self.immediates: deque[tuple[int, int]] = deque()
-        self.qp = QueuePair(
-            engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
-        )
-        engine.transceivers[self.qp.qp_num] = self
-        qkey = secrets.randbits(31) if self.is_ud else 0
-        recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
-        self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
-        self._requests = [
-            RecvRequest(i, ring.mr.addr + self._base + i * self.slot_size, self.slot_size, ring.mr.lkey)
-            for i in range(sizes.recv_depth)
-        ]
-        self._init()
-
-    def _init(self) -> None:
-        self.qp.move(QpState.INIT, _Init(self.endpoint, self._pkey))
-        for request in self._requests:
-            self.qp.post_recv(request)
-
-    def restart(self) -> None:
-        """Back to INIT through RESET, with a fresh PSN and nothing outstanding: to be connected anew.
-
-        What was on its way counts as flushed.
-        """
-        with self.engine.lock:
-            self.qp.move(QpState.RESET)
-            self.engine.progress()
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
-            self.broken = None
-            self.inboxes = {} if self.is_ud else {None: deque()}
-            self.immediates.clear()
-            end = self.endpoint
-            self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
-            self._init()
-
-    # ---- out
-
-    def room(self) -> bool:
-        """Whether another send may be posted."""
-        return len(self.sent) < self.sizes.send_depth
-
-    def post(
-        self,
-        sent: Sent,
-        place: tuple[int, int, int],
-        remote: RemoteRegion | None = None,
-        to: UdAddress | None = None,
-        imm: int | None = None,
-    ) -> bool:
-        """Post one send work request.
-
-        Args:
-            sent: what becomes of it.
-            place: address, length in bytes and lkey of the local memory.
-            remote: for RDMA, the memory of the peer.
-            to: for UD, where it goes.
-            imm: for an RDMA write, 32 bits that complete a receive of the peer.
-
-        Returns:
-            False if there was no room; try again after :meth:`Engine.progress`.
-
-        Raises:
-            VerbsError: as ``ibv_post_send``.
-        """
-        with self.engine.lock:
-            if not self.room():
-                return False
-            self._next_id = wr_id = self._next_id + 1
-            if imm is not None and remote is not None:
-                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
-            elif to is None:
-                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
-            else:
-                self._request.send(wr_id, sge=Sge(*place), to=to)
-            self.qp.post_send(self._request)
-            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
-            self.sent[wr_id] = sent
-            return True
-
-    def complete(self, wc: Any) -> None:
-        """Take one completion. Called with the engine's lock held."""
-        wr_id, status = wc.wr_id, wc.status
-        if status != WcStatus.SUCCESS and self.broken is None:
-            self.broken = CompletionError(
-                WcStatus(status), vendor_err=wc.vendor_err, wr_id=wr_id, qp_num=wc.qp_num,
-                opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
-            )  # fmt: skip
-        if wr_id >= _SEND:
-            sent = self.sent.pop(wr_id, None)
-            if sent is not None:
-                sent.status, sent.vendor_err = status, wc.vendor_err
-                sent.release()
-        elif status == WcStatus.SUCCESS:
-            self._arrived(wr_id, wc)
-
-    # ---- in
-
-    def _arrived(self, slot: int, wc: Any) -> None:
-        if wc.opcode == _WITH_IMM:
-            self.immediates.append((slot, socket.ntohl(wc.imm_data)))
-            return
-        source = self._source(slot, wc) if self.is_ud else None
-        inbox = self.inboxes.get(source)
-        if inbox is None:
-            self.repost(slot)  # a datagram of somebody who is not connected
-        else:
-            inbox.append((slot, wc.byte_len - (GRH_BYTES if self.is_ud else 0)))
-
-    def _source(self, slot: int, wc: Any) -> Source:
-        start = self._base + slot * self.slot_size
-        grh = bytes(self._view[start : start + GRH_BYTES])
-        if not WcFlags(wc.wc_flags) & WcFlags.GRH:
-            return wc.src_qp, b""
-        # IBTA RoCEv2 annex: an IPv4 header lies in the last 20 bytes
-        return wc.src_qp, grh[8:24] if grh[0] >> 4 == 6 else Gid.parse(".".join(map(str, grh[32:36]))).raw
-
-    def payload(self, slot: int, length: int) -> memoryview:
-        """The bytes that came into a slot; valid until :meth:`repost`."""
-        start = self._base + slot * self.slot_size + (GRH_BYTES if self.is_ud else 0)
-        return self._view[start : start + length]
-
-    def repost(self, slot: int) -> None:
-        """Give a slot back to the device."""
-        with self.engine.lock:
-            if not self.qp.closed and self.broken is None:
-                self.qp.post_recv(self._requests[slot])
-
-    def open(self, source: Source) -> None:
-        """Take messages of one more peer, over UD."""
-        with self.engine.lock:
-            self.inboxes.setdefault(source, deque())
-
-    def shut(self, source: Source) -> None:
-        """Take messages of that peer no more; without any peer left the queue pair is destroyed."""
-        with self.engine.lock:
-            self.inboxes.pop(source, None)
-            if not self.inboxes:
-                self.close()
-
-    # ---- states
-
-    def to_rtr(self, path: Path) -> None:
-        """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE.
-
-        A UD queue pair is there already where it serves another peer.
-        """
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-                self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
-
-    def to_rts(self, path: Path) -> None:
-        """RTR to RTS: from here on it may send."""
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state is QpState.RTS):
-                self.qp.move(QpState.RTS, path)
-
-    def _one_by_one(self) -> AbstractContextManager[object]:
-        """Peers of one UD queue pair may come at the same time; to move it never blocks."""
-        return self.engine.lock if self.is_ud else nullcontext()
-
-    def close(self) -> None:
-        """Flush through ERR, and destroy the queue pair. Twice is fine.
-
-        Raises:
-            VerbsError: the library refuses. Close again later.
-        """
-        with self.engine.lock:
-            if not self.qp.closed:
-                with suppress(RdmaConnectError):  # where the device is gone nothing is flushed, and all is free
-                    if self.qp.state not in (QpState.RESET, QpState.ERR):
-                        self.qp.move(QpState.ERR)
-                    self.engine.progress()
-                self.qp.close()
-            self.engine.transceivers.pop(self.qp.qp_num, None)
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
-
-
 class Ring:
     """Memory for receives, registered at once for any number of transceivers.
 
@@ -357,17 +117,3 @@ class Ring:
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
-
-
-class _Init:
-    """The attributes that RESET to INIT needs, before there is a path."""
-
-    def __init__(self, end: Endpoint, pkey: int | None) -> None:
-        self.port_num, self.qkey = end.port.port_num, end.qkey
-        self.qp_access_flags = ACCESS[end.qp_type]
-        wanted = [
-            index
-            for index, key in enumerate(end.port.pkeys)
-            if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
-        ]
-        self.pkey_index = wanted[0] if wanted else 0  # RTR sets the one agreed on

@@ -14,7 +14,8 @@ from ..errors import DeviceError
 from ..objects.address import AddressHandle
 from ..objects.context import Context, Port
 from ..objects.memory import MR
-from .engine import Engine, Ring, Transceiver
+from .engine import Engine, Ring
+from .transceiver import Transceiver
 
 __all__ = ["Prepared", "bring_up", "close_handles"]
 

@@ -14,8 +14,8 @@ from ..protocol.messages import Proof
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .end import End
-from .engine import Sent
 from .terms import Terms
+from .transceiver import Sent
 
 __all__ = ["Prober", "abandon", "contents", "prove"]
 

@@ -37,7 +37,7 @@ from rdmaconnect import (
 from rdmaconnect.abi import QpState, QpType
 from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.objects.queuepair import QueuePair, SendRequest
-from rdmaconnect.session.engine import Transceiver
+from rdmaconnect.session.transceiver import Transceiver
 
 pytestmark = pytest.mark.skipif(not NETNS, reason="the rig's two devices are in one namespace")
 
