@@ -28,8 +28,8 @@ from .terms import ConnectOptions, Unpack, check_count, make_deadline, make_term
 
 __all__ = ["AsyncPool", "Pool"]
 
-#: seconds before those that were lost are replaced
-PAUSE_S = 1.0
+#: seconds before one that was taken is replaced, and before those are that were lost
+REST_S, PAUSE_S = 0.1, 1.0
 #: seconds that one which is being made has when its pool is closed: its peer is not to hear of a failure
 GRACE_S = 1.0
 
@@ -76,6 +76,8 @@ class BasePool:
 
     def _fill(self) -> None:
         try:
+            if self._idle:  # whoever has just taken one is not to share the processor with this
+                run(self._rest(REST_S), self._interrupt)
             while self._lacks():
                 made = connect_procedure(self.url, self._terms, 1, make_deadline(self._options))
                 self._keep(run(made, self._interrupt)[0])
@@ -99,13 +101,22 @@ class BasePool:
                 self._discard(end)
             self._close_discarded()
             if lost:  # a peer that closes whatever it gets is not to be kept busy with that
-                run(_pause(), self._interrupt)
+                run(self._rest(PAUSE_S), self._interrupt)
             with self._lock:
                 if not self._closed and len(self._idle) < self.spare:
                     return True
                 if not self._wanted or self._closed:
                     self._filling = False
                     return False
+
+    def _rest(self, seconds: float) -> Procedure[None]:
+        """Do nothing for so long, or until the pool is closed."""
+        deadline = Deadline(seconds)
+        while deadline.left_s > 0:
+            seen = self._changed.count
+            if self._closed:
+                return
+            yield Wait(deadline, changes=((self._changed, seen),))
 
     def _keep(self, end: End) -> None:
         """One more is ready; that its peer is gone is seen from now on."""
@@ -193,6 +204,7 @@ class BasePool:
             return
         with self._lock:
             self._closed = True
+        self._changed.notify()
         deadline = Deadline(GRACE_S)
         while True:
             seen = self._changed.count
@@ -202,7 +214,6 @@ class BasePool:
                 self._interrupt.set(StateError(f"the pool for {self.url} was closed."))
                 deadline = Deadline(None)
             yield Wait(deadline, changes=((self._changed, seen),))
-        self._changed.notify()
         yield Call(self._free)
 
     def _free(self) -> None:
@@ -223,10 +234,6 @@ class BasePool:
         return f"<{type(self).__name__} {self.url} {state}>"
 
 
-def _pause() -> Procedure[None]:
-    yield Wait(Deadline(PAUSE_S))
-
-
 def _call(reference: weakref.WeakMethod[Callable[[], None]]) -> None:
     """Call a method of an object that is not kept alive for that."""
     method = reference()
@@ -238,8 +245,8 @@ class Pool(BasePool):
     """Connections to one peer, made ahead: :meth:`acquire` hands one out without waiting for it. A context manager.
 
     Each was made as ``connect`` makes one, by an exchange of its own, and is handed out once. To give it back is to
-    close it; another one is made in its place when it is taken, in the background. So nobody gets messages, memory or
-    errors that another one left, but ``regions``, which are every connection's. Any thread may use a pool.
+    close it. Another one is made in its place, in the background, 0.1 s after it was taken. So nobody gets messages,
+    memory or errors that another one left, but ``regions``, which are every connection's. Any thread may use a pool.
 
     Idle connections that are lost are closed and replaced when that is known: where the peer closes them or its process
     ends, a second later, and where it vanishes, after 15 s. Where it cannot be reached, a warning is logged, and the

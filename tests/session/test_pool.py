@@ -87,8 +87,8 @@ def server(software: Software) -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def settled(software: Software, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing waits for long; what was broken off is over before the device in software is asked what is left."""
-    monkeypatch.setattr(pools, "PAUSE_S", 0.01)
-    monkeypatch.setattr(pools, "GRACE_S", 0.1)
+    for name, seconds in (("REST_S", 0.01), ("PAUSE_S", 0.01), ("GRACE_S", 0.1)):
+        monkeypatch.setattr(pools, name, seconds)
     yield
     until(lambda: software.problems() == [], "nothing is left")
 
@@ -284,6 +284,21 @@ def test_waiting_for_it_to_fill_has_an_end(software: Software) -> None:
         with pytest.raises(ConnectTimeout, match=r"warm the pool for .*0 of 2 are ready") as seen:
             pool.warm(deadline_s=0.1)
         assert isinstance(seen.value, TimeoutError)
+
+
+def test_who_has_taken_one_goes_first(server: Server, software: Software, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "REST_S", PATIENCE_S)
+    started = time.monotonic()
+    with Pool(server.url, 2) as pool:
+        pool.warm()
+        until(lambda: not pool._filling, "it is full")
+        made = software.made["qp"]
+        with pool.acquire() as conn:
+            ask(conn)
+        assert (pool.idle, software.made["qp"]) == (1, made)
+        pool.acquire().close()
+        assert pool.idle == 0
+    assert time.monotonic() - started < PATIENCE_S / 2  # closing does not wait for that
 
 
 # ---- its end
