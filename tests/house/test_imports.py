@@ -21,7 +21,7 @@ RARE = {
     "rdmaconnect.cli", "rdmaconnect.doctor", "rdmaconnect.pingpong", "rdmaconnect.objects.domain",
     "rdmaconnect.objects.imported", "rdmaconnect.objects.queuepair_ex",
     "rdmaconnect.objects.regions", "rdmaconnect.objects.steering", "rdmaconnect.objects.tagmatching",
-    "rdmaconnect.objects.workqueue", "argparse", "difflib", "numpy", "torch",
+    "rdmaconnect.objects.workqueue", "rdmaconnect.session.pool", "argparse", "difflib", "numpy", "torch",
 }  # fmt: skip
 #: not loaded by ``import rdmaconnect``
 HEAVY = {"asyncio", "ctypes", "dataclasses", "inspect", "logging", "msgpack", "socket", "subprocess", "zmq"}

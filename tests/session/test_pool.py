@@ -210,6 +210,23 @@ def test_many_threads_share_one(server: Server) -> None:
     until(lambda: server.open == 0, "all are closed")
 
 
+def test_pools_of_several_peers_fill_at_the_same_time(software: Software) -> None:
+    # one is a peer that never answers: it holds up nobody
+    with (
+        serving() as one,
+        serving() as two,
+        Pool(f"127.0.0.1:{free_port()}", 1) as silent,
+    ):
+        pools_ = [Pool(server.url, 2) for server in (one, two)]
+        try:
+            for pool in pools_:
+                pool.warm(deadline_s=PATIENCE_S)
+            assert [pool.idle for pool in (*pools_, silent)] == [2, 2, 0]
+        finally:
+            for pool in pools_:
+                pool.close()
+
+
 # ---- what is lost
 
 
