@@ -1620,7 +1620,7 @@ def ibv_modify_qp(qp: Any, attr: abi.ibv_qp_attr, attr_mask: int) -> int:
     """
     ctypes.set_errno(0)
     result = _symbol("ibv_modify_qp")(qp, byref(attr), attr_mask)
-    return errno_of("ibv_modify_qp", result, ctypes.get_errno())
+    return errno_of("ibv_modify_qp", result, ctypes.get_errno()) if result else 0
 
 
 def ibv_query_qp(qp: Any, attr_mask: int) -> tuple[abi.ibv_qp_attr, abi.ibv_qp_init_attr]:

@@ -23,7 +23,7 @@ from ..agreement import transitions
 from ..agreement.endpoint import Gid
 from ..agreement.path import AhAttr
 from ..errors import ModifyError, PostError, StateError, VerbsError, hint_for
-from .address import RemoteSrq, UdAddress, ah_struct, route_words
+from .address import RemoteSrq, UdAddress, route_words
 from .completion import CQ, apart_from, batch_locks
 from .fields import bits, put
 from .memory import PD
@@ -33,9 +33,10 @@ from .owned import exclusive, holding
 from .qp_attr import QpAttr, QpInitAttr
 from .queuepair_optional import OptionalVerbs, c_gid
 from .srq import SRQ
-from .work_request import RecvRequest, SendRequest, post, post_error
+from .transition import Transition, attr_struct
+from .work_request import RecvList, RecvRequest, SendRequest, post, post_error
 
-__all__ = ["QueuePair", "RecvRequest", "SendRequest"]
+__all__ = ["QueuePair", "RecvList", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
@@ -179,8 +180,22 @@ class QueuePair(OptionalVerbs):
         Source: ibv_modify_qp(3).
         """
         self.pointer  # noqa: B018
-        attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
-        self._modify(attr, mask, to, path)
+        self.take(Transition(self.qp_type, self.state, to, path, optional), path)
+
+    def take(self, step: Transition, path: object) -> None:
+        """:meth:`move`, by a step that was made ready for many queue pairs on the same two ports.
+
+        Args:
+            step: made for queue pairs of this type, in this one's state.
+            path: with this queue pair's own numbers.
+
+        Raises:
+            StateError: it is a step of another type, or from another state.
+            ValueError, ModifyError: as :meth:`move`.
+        """
+        if step.frm != self.state or step.qp_type != self.qp_type:
+            raise StateError(f"move {self.name} {step.frm}->{step.to} as {step.qp_type}: it is in {self.state}.")
+        self._modify(step.struct(path), step.attr, step.mask, step.to, path)
 
     def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
         """Change attributes given one by one, with or without a change of state.
@@ -205,7 +220,7 @@ class QueuePair(OptionalVerbs):
             raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
         given = transitions.FIELDS.items()
         meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
-        self._modify(meant, change.mask, change.to, None)
+        self._modify(attr_struct(meant), meant, change.mask, change.to, None)
 
     def _check_pkeys(self, attr: Mapping[str, Any]) -> None:
         """Drivers take a P_Key index outside of the port's table, and no packet arrives."""
@@ -216,19 +231,27 @@ class QueuePair(OptionalVerbs):
                 if wanted >= size:
                     raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
 
-    def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
-        given = {name: ah_struct(value) if isinstance(value, AhAttr) else value for name, value in attr.items()}
-        struct = put(ibv_qp_attr(), **given)
-        # to RESET a provider takes its completions out of the queues
-        queues = self._cqs if to == _RESET else []
-        with apart_from(queues, f"move {self.name} to {to}"), self._alone("move"):
+    def _modify(
+        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
+    ) -> None:
+        if to == _RESET:  # a provider takes its completions out of the queues
+            with apart_from(self._cqs, f"move {self.name} to {to}"):
+                self._modify_now(struct, attr, mask, to, path)
+        else:
+            self._modify_now(struct, attr, mask, to, path)
+
+    def _modify_now(
+        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
+    ) -> None:
+        with self._alone("move"):
             pointer = self.pointer
-            self._check_pkeys(attr)
+            if struct.pkey_index or struct.alt_pkey_index:
+                self._check_pkeys(attr)
             number = verbs.ibv_modify_qp(pointer, struct, int(mask))
             if number:
                 raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
             self.state = to
-            if mask & QpAttrMask.PORT:
+            if "port_num" in attr:
                 self._port_num = struct.port_num
 
     def _alone(self, doing: str) -> AbstractContextManager[object]:
@@ -342,8 +365,8 @@ class QueuePair(OptionalVerbs):
                 for _, mw, rkey, _ in bound:
                     mw.rkey = rkey
 
-    def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
-        """Post a receive work request, or several as one list.
+    def post_recv(self, request: RecvRequest | RecvList, *more: RecvRequest) -> None:
+        """Post a receive work request, or several as one list; a :class:`RecvList` comes alone.
 
         Raises:
             PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
@@ -360,7 +383,7 @@ class QueuePair(OptionalVerbs):
                 why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
                 raise StateError(f"post a receive to {self.name}: {why}.")
             if more or request.regions:
-                requests = (request, *more)
+                requests: tuple[Any, ...] = (request, *more)
                 for region in {region for one in requests for region in one.regions}:
                     check_open(region, self)
                 post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")

@@ -12,6 +12,7 @@ from ..errors import RdmaConnectError, StateError
 from ..objects.completion import BATCH, CQ, CompChannel
 from ..objects.context import Context
 from ..objects.memory import MR, PD
+from ..objects.work_request import RecvList, RecvRequest
 from ..runtime.wakeup import Signal
 
 __all__ = ["Engine", "Ring"]
@@ -110,10 +111,26 @@ class Ring:
         pd: the protection domain.
         slots: how many receives.
         slot_size: bytes of each.
+        depth: how many of them are posted together.
+
+    Attributes:
+        mr: its region.
+        view: its bytes.
+        receives: the receives of one transceiver, to be posted as one list; to be used under the engine's lock.
     """
 
-    def __init__(self, pd: PD, slots: int, slot_size: int) -> None:
+    def __init__(self, pd: PD, slots: int, slot_size: int, depth: int) -> None:
         self.slot_size = slot_size
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
+        self.receives = RecvList(depth, slot_size, self.mr.lkey)
+
+    def request(self, base: int, slot: int) -> RecvRequest:
+        """One receive, to be posted alone.
+
+        Args:
+            base: the byte at which a transceiver's slots begin.
+            slot: which of them; it is the ``wr_id``.
+        """
+        return RecvRequest(slot, self.mr.addr + base + slot * self.slot_size, self.slot_size, self.mr.lkey)

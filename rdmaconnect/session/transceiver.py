@@ -7,6 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from types import SimpleNamespace
 from typing import Any
 
 from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
@@ -17,10 +18,11 @@ from ..errors import CompletionError, RdmaConnectError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
+from ..objects.transition import Transition
 from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
 
-__all__ = ["Sent", "Source", "Transceiver"]
+__all__ = ["Sent", "Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
@@ -51,7 +53,7 @@ class Transceiver:
         qp_type: RC, UC or UD.
         sizes: how much of what.
         ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
-        pkey: partition key wished, or None.
+        to_init: the step from RESET to INIT, which all of a port take alike: see :func:`step_to_init`.
 
     Attributes:
         endpoint: what the peer is told.
@@ -68,9 +70,9 @@ class Transceiver:
         sizes: Sizes,
         ring: Ring,
         slot: int,
-        pkey: int | None = None,
+        to_init: Transition,
     ) -> None:
-        self.engine, self.sizes, self._pkey = engine, sizes, pkey
+        self.engine, self.sizes, self._to_init = engine, sizes, to_init
         self.is_ud = qp_type == QpType.UD
         self._ring, self.slot_size = ring, ring.slot_size
         self._view = ring.view
@@ -88,16 +90,12 @@ class Transceiver:
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
         self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
-        self._requests = [
-            RecvRequest(i, ring.mr.addr + self._base + i * self.slot_size, self.slot_size, ring.mr.lkey)
-            for i in range(sizes.recv_depth)
-        ]
-        self._init()
+        self._requests: dict[int, RecvRequest] = {}
+        self._init(to_init)
 
-    def _init(self) -> None:
-        self.qp.move(QpState.INIT, _Init(self.endpoint, self._pkey))
-        for request in self._requests:
-            self.qp.post_recv(request)
+    def _init(self, step: Transition) -> None:
+        self.qp.take(step, self.endpoint)
+        self.qp.post_recv(self._ring.receives.at(self._ring.mr.addr + self._base))
 
     def restart(self) -> None:
         """Back to INIT through RESET, with a fresh PSN and nothing outstanding: to be connected anew.
@@ -116,7 +114,7 @@ class Transceiver:
             self.immediates.clear()
             end = self.endpoint
             self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
-            self._init()
+            self._init(self._to_init)
 
     # ---- out
 
@@ -208,7 +206,10 @@ class Transceiver:
         """Give a slot back to the device."""
         with self.engine.lock:
             if not self.qp.closed and self.broken is None:
-                self.qp.post_recv(self._requests[slot])
+                request = self._requests.get(slot)
+                if request is None:
+                    request = self._requests[slot] = self._ring.request(self._base, slot)
+                self.qp.post_recv(request)
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""
@@ -224,20 +225,24 @@ class Transceiver:
 
     # ---- states
 
-    def to_rtr(self, path: Path) -> None:
+    def to_rtr(self, path: Path, step: Transition | None = None) -> None:
         """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE.
 
         A UD queue pair is there already where it serves another peer.
+
+        Args:
+            path: its path.
+            step: made ready, where many queue pairs take it: see :func:`step_to_rtr`.
         """
         with self._one_by_one():
             if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-                self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
+                self.qp.take(step or step_to_rtr(path, self.endpoint.qp_type), path)
 
-    def to_rts(self, path: Path) -> None:
-        """RTR to RTS: from here on it may send."""
+    def to_rts(self, path: Path, step: Transition | None = None) -> None:
+        """RTR to RTS: from here on it may send. Arguments as of :meth:`to_rtr`."""
         with self._one_by_one():
             if not (self.is_ud and self.qp.state is QpState.RTS):
-                self.qp.move(QpState.RTS, path)
+                self.qp.take(step or step_to_rts(path, self.endpoint.qp_type), path)
 
     def _one_by_one(self) -> AbstractContextManager[object]:
         """Peers of one UD queue pair may come at the same time; to move it never blocks."""
@@ -263,15 +268,30 @@ class Transceiver:
             self.sent.clear()
 
 
-class _Init:
-    """The attributes that RESET to INIT needs, before there is a path."""
+def step_to_init(qp_type: QpType, port: PortAddress, pkey: int | None) -> Transition:
+    """RESET to INIT, before there is a path.
 
-    def __init__(self, end: Endpoint, pkey: int | None) -> None:
-        self.port_num, self.qkey = end.port.port_num, end.qkey
-        self.qp_access_flags = ACCESS[end.qp_type]
-        wanted = [
-            index
-            for index, key in enumerate(end.port.pkeys)
-            if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
-        ]
-        self.pkey_index = wanted[0] if wanted else 0  # RTR sets the one agreed on
+    Args:
+        qp_type: RC, UC or UD.
+        port: the port it is on.
+        pkey: partition key wished, or None.
+    """
+    wanted = (
+        index
+        for index, key in enumerate(port.pkeys)
+        if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
+    )
+    values = SimpleNamespace(
+        port_num=port.port_num, qp_access_flags=ACCESS[qp_type], qkey=0, pkey_index=next(wanted, 0)
+    )
+    return Transition(qp_type, QpState.RESET, QpState.INIT, values)
+
+
+def step_to_rtr(path: Path, qp_type: QpType) -> Transition:
+    """INIT to RTR, along a path; INIT took the first P_Key that could be, this sets the one agreed on."""
+    return Transition(qp_type, QpState.INIT, QpState.RTR, path, QpAttrMask.PKEY_INDEX)
+
+
+def step_to_rts(path: Path, qp_type: QpType) -> Transition:
+    """RTR to RTS, along a path."""
+    return Transition(qp_type, QpState.RTR, QpState.RTS, path)
