@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class _Device(Owned):
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         super().__init__(make, name)
         self.events: AsyncEvents | None = None
+        self.op = cache(lambda name: verbs.op(name, self.pointer))
         #: those who have it open
         self._uses: dict[int, None] = {}
 
@@ -90,6 +91,10 @@ class Context(Owned):
     def is_same(self, other: Context) -> bool:
         """Whether both are uses of the same opened device: what was made with one works with the other's."""
         return self._device is other._device
+
+    def op(self, name: str) -> Callable[..., Any]:
+        """The provider's function behind an inline verb, as :func:`verbs.op` gives it; looked up once."""
+        return self._device.op(name)
 
     def destroying(self, what: Owned) -> Any:
         """The lock to be held while something is destroyed that an asynchronous event can be of.
@@ -359,10 +364,9 @@ def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
 
 def _of_the_kernel() -> list[str]:
     """The devices that the kernel has, whether this process can use them or not."""
-    try:
+    with suppress(OSError):
         return sorted(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return []
+    return []
 
 
 def why_none() -> str:

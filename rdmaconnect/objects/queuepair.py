@@ -25,12 +25,12 @@ from ..agreement.path import AhAttr
 from ..errors import ModifyError, PostError, StateError, VerbsError, hint_for
 from .address import RemoteSrq, UdAddress, route_words
 from .completion import CQ, apart_from, batch_locks
-from .fields import bits, put
 from .memory import PD
 from .memory_window import MW
 from .operations import check_fits, check_open
 from .owned import exclusive, holding
 from .qp_attr import QpAttr, QpInitAttr
+from .qp_init import init_bytes, put_queues
 from .queuepair_optional import OptionalVerbs, c_gid
 from .srq import SRQ
 from .transition import Transition, attr_struct
@@ -40,6 +40,8 @@ __all__ = ["QueuePair", "RecvList", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
+#: type of queue pair -> what each of its sends names
+_TARGETS: dict[QpType, type] = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}
 #: for the hot path: looking up an enum's member costs as much as posting
 _RESET, _RTS = QpState.RESET, QpState.RTS
 
@@ -96,13 +98,11 @@ class QueuePair(OptionalVerbs):
         qp_context: int = 0,
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
-        init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
-        init.qp_context = bits("qp_context", qp_context, 64)
-        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
-        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
+        sizes = (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data)
+        init = init_attr.from_buffer_copy(init_bytes(int(qp_type), bool(sq_sig_all), qp_context, sizes))
 
         def make() -> Any:
-            _queues(init, send_cq, recv_cq, srq)
+            put_queues(init, send_cq, recv_cq, srq)
             return verbs.ibv_create_qp(pd.pointer, init)
 
         self._own(make, init, parents, qp_type, srq)
@@ -110,9 +110,9 @@ class QueuePair(OptionalVerbs):
     @staticmethod
     def _parents_of(*things: Any) -> tuple[Any, ...]:
         """What a queue pair stands on, all of one device."""
-        parents = tuple(thing for thing in things if thing is not None)
+        parents = tuple(dict.fromkeys(filter(None, things)))
         first = parents[0]
-        for thing in parents:
+        for thing in parents[1:]:
             if not thing.context.is_same(first.context):
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
             if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
@@ -124,13 +124,13 @@ class QueuePair(OptionalVerbs):
     ) -> None:
         self.context = parents[0].context
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
-        self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
+        self.pd = parents[0] if isinstance(parents[0], PD) else None
         self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
         self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
         #: what each send must name: providers read it, and some would crash without it
-        self.target: Any = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}.get(qp_type)
+        self.target: Any = _TARGETS.get(qp_type)
         self._bad_send = POINTER(ibv_send_wr)()
         self._bad_recv = POINTER(ibv_recv_wr)()
         self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
@@ -139,9 +139,7 @@ class QueuePair(OptionalVerbs):
             handle = make()
             self.qp_num = handle.contents.qp_num
             self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
-            context = handle.contents.context
-            self._post_send = verbs.op("ibv_post_send", context)
-            self._post_recv = verbs.op("ibv_post_recv", context)
+            self._post_send, self._post_recv = self.context.op("ibv_post_send"), self.context.op("ibv_post_recv")
             return handle
 
         super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
@@ -391,13 +389,3 @@ class QueuePair(OptionalVerbs):
             number = self._post_recv(pointer, request.wr, self._at_bad_recv)
             if number:
                 raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
-
-
-def _queues(init: Any, send_cq: CQ | None, recv_cq: CQ | None, srq: SRQ | None) -> None:
-    """Where completions go and receives come from."""
-    if send_cq is not None:
-        init.send_cq = send_cq.pointer
-    if recv_cq is not None:
-        init.recv_cq = recv_cq.pointer
-    if srq is not None:
-        init.srq = srq.pointer

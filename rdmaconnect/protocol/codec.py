@@ -142,6 +142,8 @@ def _list(body: Any, key: str, most: int, least: int = 0) -> list[Any]:
 def _row(value: Any, *kinds: type[Any]) -> list[Any]:
     if not isinstance(value, list) or len(value) < len(kinds):
         raise ValueError(f"an entry is {_short(value)}: {len(kinds)} values are due")
+    if tuple(map(type, value)) == kinds:
+        return value
     return [_get({"entry": v}, "entry", kind) for v, kind in zip(value, kinds, strict=False)]
 
 
@@ -281,8 +283,7 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
 
 
 def _take_agreement(body: Any) -> Agreement:
-    values = [_value(body, key) for key in ("cg", "lg")]
-    mine, theirs = (None if value is None else _take_gid(value) for value in values)
+    mine, theirs = (None if (gid := _value(body, key)) is None else _take_gid(gid) for key in ("cg", "lg"))
     return Agreement(mine, theirs, *_take_classes(body), _int(body, "pkey", 0x7FFF, 1))
 
 
