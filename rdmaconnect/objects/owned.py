@@ -26,8 +26,8 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -63,15 +63,28 @@ class _Busy(StateError):
     """Another thread is at it, and there is no waiting for that one."""
 
 
-@contextmanager
-def _taken(locks: list[Any], wait: bool, owned: Owned) -> Iterator[None]:
-    """Hold locks, taken in this order."""
-    with ExitStack() as stack:
-        for lock in locks:
-            if not lock.acquire(wait):
-                raise _Busy(f"close {owned.name}: another thread is using it.")
-            stack.callback(lock.release)
-        yield
+class _taken:
+    """Hold locks, taken in this order; without ``wait`` a lock that is held raises :class:`_Busy`."""
+
+    __slots__ = ("_held", "_locks", "_owned", "_wait")
+
+    def __init__(self, locks: list[Any], wait: bool, owned: Owned) -> None:
+        self._locks, self._wait, self._owned = locks, wait, owned
+        self._held: list[Any] = []
+
+    def __enter__(self) -> None:
+        try:
+            for lock in self._locks:
+                if not lock.acquire(self._wait):
+                    raise _Busy(f"close {self._owned.name}: another thread is using it.")
+                self._held.append(lock)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        while self._held:
+            self._held.pop().release()
 
 
 def _try_again() -> None:

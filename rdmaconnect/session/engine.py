@@ -124,13 +124,14 @@ class Ring:
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
-        self.receives = RecvList(depth, slot_size, self.mr.lkey)
+        self.receives, self._one = RecvList(depth, slot_size, self.mr.lkey), RecvRequest(0, 0, slot_size)
 
-    def request(self, base: int, slot: int) -> RecvRequest:
-        """One receive, to be posted alone.
+    def receive(self, base: int, slot: int) -> RecvRequest:
+        """One receive, to be posted alone, before the next is asked for.
 
         Args:
             base: the byte at which a transceiver's slots begin.
             slot: which of them; it is the ``wr_id``.
         """
-        return RecvRequest(slot, self.mr.addr + base + slot * self.slot_size, self.slot_size, self.mr.lkey)
+        size = self.slot_size
+        return self._one.fill(slot, self.mr.addr + base + slot * size, size, self.mr.lkey)

@@ -19,7 +19,7 @@ from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.transition import Transition
-from ..objects.work_request import RecvRequest, SendRequest
+from ..objects.work_request import SendRequest
 from .engine import Engine, Ring
 
 __all__ = ["Sent", "Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
@@ -90,7 +90,6 @@ class Transceiver:
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
         self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
-        self._requests: dict[int, RecvRequest] = {}
         self._init(to_init)
 
     def _init(self, step: Transition) -> None:
@@ -206,10 +205,7 @@ class Transceiver:
         """Give a slot back to the device."""
         with self.engine.lock:
             if not self.qp.closed and self.broken is None:
-                request = self._requests.get(slot)
-                if request is None:
-                    request = self._requests[slot] = self._ring.request(self._base, slot)
-                self.qp.post_recv(request)
+                self.qp.post_recv(self._ring.receive(self._base, slot))
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""
@@ -249,18 +245,16 @@ class Transceiver:
         return self.engine.lock if self.is_ud else nullcontext()
 
     def close(self) -> None:
-        """Flush through ERR, and destroy the queue pair. Twice is fine.
+        """Destroy the queue pair; what is outstanding counts as flushed. Twice is fine.
 
         Raises:
             VerbsError: the library refuses. Close again later.
         """
         with self.engine.lock:
-            if not self.qp.closed:
-                with suppress(RdmaConnectError):  # where the device is gone nothing is flushed, and all is free
-                    if self.qp.state not in (QpState.RESET, QpState.ERR):
-                        self.qp.move(QpState.ERR)
+            if self.sent and not self.qp.closed:
+                with suppress(RdmaConnectError):  # where the device is gone nothing has completed
                     self.engine.progress()
-                self.qp.close()
+            self.qp.close()
             self.engine.transceivers.pop(self.qp.qp_num, None)
             for sent in self.sent.values():
                 sent.status = WcStatus.WR_FLUSH_ERR
