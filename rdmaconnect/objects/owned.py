@@ -27,7 +27,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -59,13 +59,22 @@ class _This(threading.local):
 this = _This()
 
 
+_NO_LOCK = nullcontext()
+
+
 class _Busy(StateError):
     """Another thread is at it, and there is no waiting for that one."""
 
 
-class _taken:
+def _taken(locks: list[Any], wait: bool, owned: Owned) -> AbstractContextManager[object]:
     """Hold locks, taken in this order; without ``wait`` a lock that is held raises :class:`_Busy`."""
+    if wait and len(locks) == 1:
+        lock: AbstractContextManager[object] = locks[0]
+        return lock
+    return _Taken(locks, wait, owned) if locks else _NO_LOCK
 
+
+class _Taken:
     __slots__ = ("_held", "_locks", "_owned", "_wait")
 
     def __init__(self, locks: list[Any], wait: bool, owned: Owned) -> None:
@@ -289,6 +298,9 @@ class Owned:
 
     def _close_children(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Close what was made from it; whether there is nothing left."""
+        if not self._children:
+            self.due = True
+            return True
         while True:
             now: list[RdmaConnectError] = []
             went = False

@@ -125,7 +125,8 @@ class QueuePair(OptionalVerbs):
         self.context = parents[0].context
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
         self.pd = parents[0] if isinstance(parents[0], PD) else None
-        self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
+        #: whose batches it must keep out of
+        self._batched = [parent for parent in parents if isinstance(parent, CQ) and parent.has_batches]
         self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
@@ -145,7 +146,7 @@ class QueuePair(OptionalVerbs):
         super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
 
     def _locks_before(self) -> list[Any]:
-        return batch_locks(self._cqs, f"close {self.name}")
+        return batch_locks(self._batched, f"close {self.name}") if self._batched else []
 
     def _locks_after(self) -> list[Any]:
         return [self.context.destroying(self)]
@@ -233,7 +234,7 @@ class QueuePair(OptionalVerbs):
         self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
     ) -> None:
         if to == _RESET:  # a provider takes its completions out of the queues
-            with apart_from(self._cqs, f"move {self.name} to {to}"):
+            with apart_from(self._batched, f"move {self.name} to {to}"):
                 self._modify_now(struct, attr, mask, to, path)
         else:
             self._modify_now(struct, attr, mask, to, path)
