@@ -16,7 +16,7 @@ from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
 from .candidates import common_pkey, gid_words, needs_grh, rank_pairs
 from .endpoint import MTU_BYTES, Endpoint, GidEntry, PortAddress
-from .options import Options
+from .options import Options, check_fields
 
 __all__ = [
     "Agreement",
@@ -28,6 +28,11 @@ __all__ = [
     "make_paths",
     "used_ports",
 ]
+
+
+def _check_mtu(code: Mtu) -> None:
+    if code not in MTU_BYTES:
+        raise ValueError(f"path_mtu is code {int(code)}: give 1 to 5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,8 @@ class Wish:
     probe: bool = True
 
     def __post_init__(self) -> None:
-        Options(sl=self.sl, traffic_class=self.traffic_class, flow_label=self.flow_label, pkey=self.pkey)
-        if self.path_mtu not in MTU_BYTES:
-            raise ValueError(f"path_mtu is code {int(self.path_mtu)}: give 1 to 5")
+        check_fields(self, ("sl", "traffic_class", "flow_label", "pkey"))
+        _check_mtu(self.path_mtu)
 
     @classmethod
     def of(cls, options: Options) -> Wish:
@@ -81,7 +85,8 @@ class Agreement:
     pkey: int
 
     def __post_init__(self) -> None:
-        Wish(self.path_mtu, self.sl, self.traffic_class, self.flow_label)
+        check_fields(self, ("sl", "traffic_class", "flow_label"))
+        _check_mtu(self.path_mtu)
 
 
 @dataclass(frozen=True, slots=True)

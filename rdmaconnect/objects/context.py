@@ -18,11 +18,12 @@ from ..errors import DeviceError, LibraryError, StateError, VerbsError
 from ..runtime.fork import in_child, over_fork
 from .async_events import AsyncEvents
 from .device_attr import DeviceAttr, RtValues
-from .gid_table import LACKING, GidSlot, gid_attribute, read_gid_table
+from .gid_table import LACKING, GidSlot, read_gid_table
 from .owned import Owned, exclusive
 from .port import Port
+from .sysfs import gid_attribute, kernel_devices
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "why_none"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_apart", "open_device", "why_none"]
 
 
 class _Device(Owned):
@@ -35,6 +36,7 @@ class _Device(Owned):
         super().__init__(make, name)
         self.events: AsyncEvents | None = None
         self.op = cache(lambda name: verbs.op(name, self.pointer))
+        self.attr: DeviceAttr | None = None
         #: those who have it open
         self._uses: dict[int, None] = {}
 
@@ -170,6 +172,12 @@ class Context(Owned):
                 raise
         return DeviceAttr.of(verbs.ibv_query_device(pointer))
 
+    @property
+    def attr(self) -> DeviceAttr:
+        """What :meth:`query_device` said first: it stays the same for as long as the device is open."""
+        self._device.attr = self._device.attr or self.query_device()
+        return self._device.attr
+
     @exclusive
     def query_rt_values(self) -> RtValues:
         """The device's raw clock.
@@ -197,7 +205,7 @@ class Context(Owned):
                 bytes(attr),
                 tuple(verbs.ibv_query_pkey(self.pointer, number, i) for i in range(attr.pkey_tbl_len)),
                 tuple(
-                    (slot, gid_attribute(self.name, slot, "ndevs"))
+                    (slot, gid_attribute(self.name, number, slot.gid_index, "ndevs"))
                     for slot in slots
                     if slot.port_num == number and slot.gid_index <= 255
                 ),
@@ -211,11 +219,10 @@ class Context(Owned):
         Raises:
             DeviceError: if the device has no such port.
         """
-        ports = self.ports()
-        for port in ports:
-            if port.port_num == port_num:
-                return port
-        raise self._no_port(port_num, [port.port_num for port in ports])
+        ports = {port.port_num: port for port in self.ports()}
+        if port_num not in ports:
+            raise self._no_port(port_num, list(ports))
+        return ports[port_num]
 
     @exclusive
     def port_speed(self, port_num: int) -> float | None:
@@ -341,6 +348,11 @@ def open_device(name: str) -> Context:
                 continue
 
 
+def open_apart(name: str) -> Context:
+    """Open a device once more, for events that nobody else takes; raises as :func:`open_device`."""
+    return Context(_Device(lambda: _open(name), name))
+
+
 def _open(name: str) -> Any:
     with _device_list() as devices:
         if name not in devices:
@@ -362,19 +374,12 @@ def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
     return error
 
 
-def _of_the_kernel() -> list[str]:
-    """The devices that the kernel has, whether this process can use them or not."""
-    with suppress(OSError):
-        return sorted(os.listdir("/sys/class/infiniband"))
-    return []
-
-
 def why_none() -> str:
     """Why no device is listed, and what to do."""
-    if kernel := _of_the_kernel():
+    if kernel := kernel_devices():
         return (
-            f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
-            "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
+            f"the kernel has {', '.join(sorted(kernel))}, but this process cannot use them: /dev/infiniband is absent "
+            "or not theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
             f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
         )
     if refused := _refused_node():

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from .fork import in_child
 
-__all__ = ["Workers", "here"]
+__all__ = ["Workers", "here", "namespace"]
 
 T = TypeVar("T")
 
@@ -113,22 +113,27 @@ _workers: dict[int, Workers] = {}
 _lock = threading.Lock()
 
 
+def namespace() -> int:
+    """The number of the calling thread's network namespace; 0 where the kernel does not tell."""
+    try:
+        return os.stat("/proc/thread-self/ns/net").st_ino
+    except OSError:
+        return 0
+
+
 def here() -> Workers:
     """The workers of this process in the network namespace of the calling thread.
 
     Raises:
         RuntimeError: this process can start no thread.
     """
-    try:
-        namespace = os.stat("/proc/thread-self/ns/net").st_ino
-    except OSError:
-        namespace = 0
-    found = _workers.get(namespace)
+    where = namespace()
+    found = _workers.get(where)
     if found is None:
         with _lock:
-            found = _workers.get(namespace)
+            found = _workers.get(where)
             if found is None:
-                found = _workers[namespace] = Workers()
+                found = _workers[where] = Workers()
     return found
 
 

@@ -58,7 +58,7 @@ class Prepared:
         self.options, self.sizes = options, options.sizes(count)
         self._users = 0
         try:
-            attr = context.query_device()
+            attr = context.attr
             self.address = narrow(port.address(attr, options), gid)
             cqe = count * (self.sizes.send_depth + self.sizes.recv_depth)
             if cqe > attr.max_cqe or count > attr.max_qp:

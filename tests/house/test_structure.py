@@ -215,11 +215,11 @@ def test_only_what_waits_knows_asyncio() -> None:
 
 def test_only_a_few_files_know_the_clock() -> None:
     # channel and acceptor: how long ago something was heard; curve: how long ago a folder was read; probe: how long
-    # ago it sent; outgoing hands it to dial; pingpong measures
+    # ago it sent; watch: how long ago something changed; outgoing hands it to dial; pingpong measures
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
     assert found == {
         "runtime.deadline", "session.outgoing", "session.probe", "pingpong.rounds", "exchange.channel",
-        "exchange.long_frames", "exchange.acceptor", "exchange.curve",
+        "exchange.long_frames", "exchange.acceptor", "exchange.curve", "session.watch",
     }  # fmt: skip
 
 

@@ -35,6 +35,10 @@ class Device(device.Context):
     def ports(self) -> tuple[Port, ...]:
         return self._ports
 
+    @property
+    def attr(self) -> Any:
+        return SimpleNamespace(max_qp_init_rd_atom=16, max_qp_rd_atom=16)
+
     def close(self) -> None:
         self.uses -= 1
         assert self.uses >= 0
@@ -49,7 +53,7 @@ class Host:
         self.kernel: list[str] = []
         monkeypatch.setattr(device, "device_names", lambda: list(self.devices))
         monkeypatch.setattr(ports, "device_names", lambda: list(self.devices))
-        monkeypatch.setattr(device, "_of_the_kernel", lambda: self.kernel)
+        monkeypatch.setattr(device, "kernel_devices", lambda: self.kernel)
         monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
         monkeypatch.setattr(ports, "open_device", self.open)
         monkeypatch.setattr(ports, "source_addresses", lambda host: self.sources)
@@ -270,7 +274,7 @@ def test_no_library_and_no_kernel_support_come_out_as_they_are(
 def test_an_unknown_device_is_told_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.verbs, "ibv_get_device_list", lambda: (None, []))
     monkeypatch.setattr(device.verbs, "ibv_free_device_list", lambda array: None)
-    monkeypatch.setattr(device, "_of_the_kernel", list)
+    monkeypatch.setattr(device, "kernel_devices", list)
     monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
     with pytest.raises(DeviceError, match=r"^use device rxe9: there is no such device\. There is none\. Load its"):
         device.open_device("rxe9")

@@ -250,7 +250,7 @@ def test_the_library_s_own_words_are_part_of_the_error(tmp_path: Path, monkeypat
     source.write_text(STUB)
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", str(stub), str(source)], check=True, timeout=60)
     monkeypatch.setenv("RDMACONNECT_LIBIBVERBS", str(stub))
-    monkeypatch.setattr(device, "_of_the_kernel", lambda: ["mlx5_0"])
+    monkeypatch.setattr(device, "kernel_devices", lambda: ["mlx5_0"])
     verbs.use(None)
     try:
         assert len(verbs.complaints()) == 2
