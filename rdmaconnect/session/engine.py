@@ -67,19 +67,20 @@ class Engine:
             StateError: after close.
         """
         with self.lock:
-            if self.context.closed:
-                raise StateError(f"the queue pairs on {self.context.name} are closed.")
-            taken = False
-            while count := self.cq.poll():
-                taken = True
+            try:
+                count = self.cq.poll()
+            except StateError:
+                raise StateError(f"the queue pairs on {self.context.name} are closed.") from None
+            if not count:
+                return
+            while True:
                 for wc in self.cq.wcs[:count]:
                     transceiver = self.transceivers.get(wc.qp_num)
                     if transceiver is not None:
                         transceiver.complete(wc)
-                if count < BATCH:
+                if count < BATCH or not (count := self.cq.poll()):
                     break
-        if taken:
-            self.changed.notify()
+        self.changed.notify()
 
     def arm(self) -> None:
         """Ask for an event at the next completion; call :meth:`progress` after it, then sleep."""
