@@ -28,7 +28,7 @@ from .completion import CQ, apart_from, batch_locks
 from .fields import bits, put
 from .memory import PD
 from .memory_window import MW
-from .operations import check_fits, check_open
+from .operations import check_fits, check_open, too_long_inline
 from .owned import exclusive, holding
 from .qp_attr import QpAttr, QpInitAttr
 from .queuepair_optional import OptionalVerbs, c_gid
@@ -66,6 +66,7 @@ class QueuePair(OptionalVerbs):
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
         cap: what the device gave, at least what was asked for (``struct ibv_qp_cap``).
+        max_inline_data: the bytes of it that a work request can carry itself.
         max_tso_header: bytes of header that a TSO send may have.
 
     Raises:
@@ -123,6 +124,7 @@ class QueuePair(OptionalVerbs):
     ) -> None:
         self.context = parents[0].context
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
+        self.max_inline_data = 0
         self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
         self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
         self._init, self.qp_context = init, int(init.qp_context or 0)
@@ -136,7 +138,7 @@ class QueuePair(OptionalVerbs):
 
         def made() -> Any:
             handle = make()
-            self.qp_num = handle.contents.qp_num
+            self.qp_num, self.max_inline_data = handle.contents.qp_num, int(init.cap.max_inline_data)
             self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
             context = handle.contents.context
             self._post_send = verbs.op("ibv_post_send", context)
@@ -315,6 +317,8 @@ class QueuePair(OptionalVerbs):
             if more or request.work is not None or self.target is not None:
                 self._post_checked((request, *more))
                 return
+            if request.inline > self.max_inline_data:
+                raise too_long_inline(request.inline, self)
             number = self._post_send(pointer, request.wr, self._at_bad_send)
             if number:
                 raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
@@ -323,8 +327,8 @@ class QueuePair(OptionalVerbs):
         works = [request.work for request in requests]
         bound: list[tuple[int, MW, int, Any]] = []
         with holding(thing for work in works if work is not None for thing in work.holds()):
-            for work in works:
-                check_fits(work, self)
+            for request, work in zip(requests, works, strict=True):
+                check_fits(work, self, request.inline)
             try:
                 for index, work in enumerate(works):
                     if work is not None and work.bind is not None:

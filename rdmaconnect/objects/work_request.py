@@ -21,6 +21,7 @@ from .operations import Operation, Work, local, regions
 __all__ = ["RecvRequest", "SendRequest", "fill_sges", "post"]
 
 _INLINE = int(SendFlags.INLINE)
+_SIGNALED = int(SendFlags.SIGNALED)
 
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
@@ -63,9 +64,13 @@ class SendRequest(Work):
     Attributes:
         wr: ``struct ibv_send_wr *`` as ctypes gives it.
         work: the operation, or None after :meth:`fill`.
+        inline: bytes that :meth:`fill_inline` has copied, else 0.
     """
 
+    _room = memoryview(b"")
+
     def __init__(self) -> None:
+        self.inline = 0
         self._sges = (ibv_sge * 1)()
         self._wr = ibv_send_wr(sg_list=self._sges, num_sge=1)
         self.wr = pointer(self._wr)
@@ -105,7 +110,43 @@ class SendRequest(Work):
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work = None
+        self.work, self.inline = None, 0
+        return self
+
+    def fill_inline(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        data: bytes | bytearray,
+        *,
+        remote: RemoteRegion | None = None,
+        flags: int = _SIGNALED,
+    ) -> SendRequest:
+        """The same with the data itself, which is copied: for the hot path.
+
+        Args:
+            wr_id: 64 bits, handed back in the completion.
+            opcode: SEND or RDMA_WRITE.
+            data: at least one byte, and at most ``cap.max_inline_data`` of the queue pair.
+            remote: the remote bytes, for RDMA.
+            flags: ``SendFlags``.
+
+        Raises:
+            ValueError: another opcode: there is a method for it. Or a number that has more bits.
+        """
+        length, wr = len(data), self._wr
+        if length > len(self._room):
+            self._room = memoryview((ctypes.c_char * length)()).cast("B")
+            self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+        if opcode not in _PLAIN or wr_id >> 64:
+            raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+        self._room[:length] = data
+        _WR_ID.pack_into(wr, 0, wr_id)
+        _HEAD.pack_into(wr, _AT_HEAD, 1, opcode, flags | _INLINE)
+        _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
+        if remote is not None:
+            _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
+        self.work, self.inline = None, length
         return self
 
     def _put(self, work: Operation) -> None:
@@ -126,7 +167,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work = work
+        self.work, self.inline = work, 0
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""

@@ -40,6 +40,7 @@ class Engine:
         lock: held while completions are taken and work is posted.
         changed: notified when completions were taken, by whoever, and when one of its users is closed.
         transceivers: queue pair number -> transceiver.
+        max_inline_data: bytes that queue pairs may be asked to send inline; 0 once the device has refused.
     """
 
     def __init__(self, context: Context, cqe: int) -> None:
@@ -47,6 +48,7 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = Signal()
         self.transceivers: dict[int, User] = {}
+        self.max_inline_data = 1 << 31
         try:
             self.pd = PD(context)
             self.channel = CompChannel(context)

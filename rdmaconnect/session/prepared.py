@@ -75,7 +75,7 @@ class Prepared:
             self.regions: dict[str, MR] = {
                 name: self.engine.pd.register(buffer) for name, buffer in (regions or {}).items()
             }
-            size, depth, _ = self.sizes
+            size, depth, *_ = self.sizes
             if qp_type == QpType.UD:
                 size = min(size, MTU_BYTES[port.active_mtu]) + GRH_BYTES
             ring = Ring(self.engine.pd, count * depth, size)

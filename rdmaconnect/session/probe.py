@@ -15,7 +15,7 @@ from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .end import End
 from .terms import Terms
-from .transceiver import Sent
+from .transfer import Part, Sent
 
 __all__ = ["Prober", "abandon", "contents", "prove"]
 
@@ -146,8 +146,8 @@ class Prober:
             if before is not None and before.status is None:
                 left.append(work)  # the small one first, so that a failure tells which of the two it was
                 continue
-            sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if end.transceiver.post(sent, (addr, size, self._mr.lkey), None, end.to):
+            sent = Sent(WrOpcode.SEND, size)
+            if end.transceiver.post(sent, Part(WrOpcode.SEND, (addr, size, self._mr.lkey)), end.to):
                 self._sent.append(sent)
                 self._last[index] = sent
                 self._sent_at = time.monotonic()

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
-from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
+from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus
+from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError
+from ..errors import CompletionError, RdmaConnectError, StateError, VerbsError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
+from .transfer import Part, Sent
 
-__all__ = ["Sent", "Source", "Transceiver"]
+__all__ = ["Source", "Transceiver"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
-
-
-class Sent:
-    """A work request on its way, and what must be let go when it is done."""
-
-    __slots__ = ("doing", "opcode", "release", "status", "vendor_err", "wr_id")
-
-    def __init__(self, opcode: WrOpcode, doing: str, release: Callable[[], None]) -> None:
-        self.opcode, self.doing, self.release = opcode, doing, release
-        self.status: int | None = None
-        self.vendor_err = self.wr_id = 0
 
 
 class Transceiver:
@@ -75,15 +66,15 @@ class Transceiver:
         self._ring, self.slot_size = ring, ring.slot_size
         self._view = ring.view
         self._base = slot * ring.slot_size
+        self._grh = GRH_BYTES if self.is_ud else 0
         self._request = SendRequest()
         self._next_id = _SEND
         self.broken: CompletionError | None = None
-        self.sent: dict[int, Sent] = {}
+        #: work-request id and transfer of each that has not completed, in the order of posting
+        self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
-        self.qp = QueuePair(
-            engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
-        )
+        self.qp = self._queue_pair(qp_type)
         engine.transceivers[self.qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
@@ -93,6 +84,22 @@ class Transceiver:
             for i in range(sizes.recv_depth)
         ]
         self._init()
+
+    def _queue_pair(self, qp_type: QpType) -> QueuePair:
+        engine, sizes = self.engine, self.sizes
+        make = partial(
+            QueuePair, engine.pd, engine.cq, engine.cq, qp_type,
+            max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth,
+        )  # fmt: skip
+        inline = min(sizes.max_inline_data, engine.max_inline_data)
+        try:
+            return make(max_inline_data=inline)
+        except VerbsError as e:
+            if e.errno != errno.EINVAL or not inline:
+                raise
+        qp = make()
+        engine.max_inline_data = 0  # it was that: the device takes none so long
+        return qp
 
     def _init(self) -> None:
         self.qp.move(QpState.INIT, _Init(self.endpoint, self._pkey))
@@ -107,10 +114,7 @@ class Transceiver:
         with self.engine.lock:
             self.qp.move(QpState.RESET)
             self.engine.progress()
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
             self.broken = None
             self.inboxes = {} if self.is_ud else {None: deque()}
             self.immediates.clear()
@@ -120,26 +124,14 @@ class Transceiver:
 
     # ---- out
 
-    def room(self) -> bool:
-        """Whether another send may be posted."""
-        return len(self.sent) < self.sizes.send_depth
-
-    def post(
-        self,
-        sent: Sent,
-        place: tuple[int, int, int],
-        remote: RemoteRegion | None = None,
-        to: UdAddress | None = None,
-        imm: int | None = None,
-    ) -> bool:
+    def post(self, sent: Sent, part: Part, to: UdAddress | None = None, last: bool = True) -> bool:
         """Post one send work request.
 
         Args:
             sent: what becomes of it.
-            place: address, length in bytes and lkey of the local memory.
-            remote: for RDMA, the memory of the peer.
+            part: what it does.
             to: for UD, where it goes.
-            imm: for an RDMA write, 32 bits that complete a receive of the peer.
+            last: whether it is the last of ``sent``.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -147,36 +139,59 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``.
         """
+        on_the_way, request = self.sent, self._request
         with self.engine.lock:
-            if not self.room():
+            if len(on_the_way) >= self.sizes.send_depth:
                 return False
             self._next_id = wr_id = self._next_id + 1
+            opcode, place, remote, imm, inline = part
             if imm is not None and remote is not None:
-                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
-            elif to is None:
-                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
+                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
+            elif to is not None:
+                request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to)
+            elif inline is not None:
+                request.fill_inline(wr_id, opcode, inline, remote=remote)
             else:
-                self._request.send(wr_id, sge=Sge(*place), to=to)
-            self.qp.post_send(self._request)
-            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
-            self.sent[wr_id] = sent
+                request.fill(wr_id, opcode, *place, remote=remote)
+            sent.posted = last
+            if not last:
+                sent.left += 1
+            on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
+            try:
+                self.qp.post_send(request)
+            except Exception:
+                on_the_way.pop()
+                sent.posted = False
+                if not last:
+                    sent.left -= 1
+                raise
             return True
 
     def complete(self, wc: Any) -> None:
         """Take one completion. Called with the engine's lock held."""
         wr_id, status = wc.wr_id, wc.status
-        if status != WcStatus.SUCCESS and self.broken is None:
+        if status and self.broken is None:
             self.broken = CompletionError(
                 WcStatus(status), vendor_err=wc.vendor_err, wr_id=wr_id, qp_num=wc.qp_num,
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
-        if wr_id >= _SEND:
-            sent = self.sent.pop(wr_id, None)
-            if sent is not None:
-                sent.status, sent.vendor_err = status, wc.vendor_err
-                sent.release()
-        elif status == WcStatus.SUCCESS:
-            self._arrived(wr_id, wc)
+        if wr_id < _SEND:
+            if not status:
+                self._arrived(wr_id, wc)
+            return
+        on_the_way = self.sent
+        while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
+            posted, sent = on_the_way.popleft()
+            if posted == wr_id:
+                sent.ended(status, wc.vendor_err, wr_id)
+            else:
+                sent.ended()
+
+    def _flush(self) -> None:
+        """What is on its way never comes to its end."""
+        while self.sent:
+            wr_id, sent = self.sent.popleft()
+            sent.ended(WcStatus.WR_FLUSH_ERR, 0, wr_id)
 
     # ---- in
 
@@ -184,12 +199,11 @@ class Transceiver:
         if wc.opcode == _WITH_IMM:
             self.immediates.append((slot, socket.ntohl(wc.imm_data)))
             return
-        source = self._source(slot, wc) if self.is_ud else None
-        inbox = self.inboxes.get(source)
+        inbox = self.inboxes.get(self._source(slot, wc) if self.is_ud else None)
         if inbox is None:
             self.repost(slot)  # a datagram of somebody who is not connected
         else:
-            inbox.append((slot, wc.byte_len - (GRH_BYTES if self.is_ud else 0)))
+            inbox.append((slot, wc.byte_len - self._grh))
 
     def _source(self, slot: int, wc: Any) -> Source:
         start = self._base + slot * self.slot_size
@@ -201,14 +215,18 @@ class Transceiver:
 
     def payload(self, slot: int, length: int) -> memoryview:
         """The bytes that came into a slot; valid until :meth:`repost`."""
-        start = self._base + slot * self.slot_size + (GRH_BYTES if self.is_ud else 0)
+        start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
 
     def repost(self, slot: int) -> None:
         """Give a slot back to the device."""
         with self.engine.lock:
-            if not self.qp.closed and self.broken is None:
-                self.qp.post_recv(self._requests[slot])
+            if self.broken is None:
+                try:
+                    self.qp.post_recv(self._requests[slot])
+                except StateError:
+                    if not self.qp.closed:
+                        raise
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""
@@ -257,10 +275,7 @@ class Transceiver:
                     self.engine.progress()
                 self.qp.close()
             self.engine.transceivers.pop(self.qp.qp_num, None)
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
 
 
 class _Init:
