@@ -26,10 +26,9 @@ _SIGNALED = int(SendFlags.SIGNALED)
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
-_WR_ID = Struct("=Q")  # ibv_send_wr: wr_id
-_HEAD = Struct("=iiI")  # num_sge, opcode, send_flags
+_HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
-_AT_HEAD, _AT_RDMA = ibv_send_wr.num_sge.offset, ibv_send_wr.wr.offset
+_AT_RDMA = ibv_send_wr.wr.offset
 
 
 def fill_sges(array: Any, pieces: Sequence[Sge]) -> None:
@@ -72,6 +71,7 @@ class SendRequest(Work):
     def __init__(self) -> None:
         self.inline = 0
         self._sges = (ibv_sge * 1)()
+        self._at_sges = ctypes.addressof(self._sges)
         self._wr = ibv_send_wr(sg_list=self._sges, num_sge=1)
         self.wr = pointer(self._wr)
         self.work: Operation | None = None
@@ -105,8 +105,8 @@ class SendRequest(Work):
         if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
             raise _too_large(wr_id, addr, length, lkey, bits)
         wr = self._wr
-        _WR_ID.pack_into(wr, 0, wr_id)
-        _HEAD.pack_into(wr, _AT_HEAD, 1 if length else 0, opcode, bits)  # some devices read a length of 0 as 2 GiB
+        # some devices read a length of 0 as 2 GiB
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, bits)
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
@@ -141,8 +141,7 @@ class SendRequest(Work):
         if opcode not in _PLAIN or wr_id >> 64:
             raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
         self._room[:length] = data
-        _WR_ID.pack_into(wr, 0, wr_id)
-        _HEAD.pack_into(wr, _AT_HEAD, 1, opcode, flags | _INLINE)
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
         _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
@@ -177,6 +176,7 @@ class SendRequest(Work):
             pieces = (Sge(ctypes.addressof(self._copy), len(work.inline), 0),)
         if len(pieces) > len(self._sges):
             self._sges = (ibv_sge * len(pieces))()
+            self._at_sges = ctypes.addressof(self._sges)
             self._wr.sg_list = self._sges
         fill_sges(self._sges, pieces)
         self._wr.num_sge = len(pieces)

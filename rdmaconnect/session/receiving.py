@@ -46,18 +46,12 @@ class Receiving(Waiting):
         return self._until(self._recv, Deadline(deadline_s), "recv")
 
     def _recv(self) -> bytes | None:
-        """An attempt at it: copied, its slot given back."""
+        """An attempt at it."""
         if not self._inbox:
             return None
         with self.engine.lock:
             message = self._message()
-            if message is None:
-                return None
-            slot, length = message
-            try:
-                return bytes(self.transceiver.payload(slot, length))
-            finally:
-                self.transceiver.repost(slot)
+            return None if message is None else self.transceiver.take(*message)
 
     def _message(self) -> Message | None:
         """Take the next message, if there is one. The engine's lock is held."""

@@ -68,7 +68,7 @@ class Transceiver:
         self._base = slot * ring.slot_size
         self._grh = GRH_BYTES if self.is_ud else 0
         self._request = SendRequest()
-        self._next_id = _SEND
+        self._next_id, self._most_sent = _SEND, sizes.send_depth
         self.broken: CompletionError | None = None
         #: work-request id and transfer of each that has not completed, in the order of posting
         self.sent: deque[tuple[int, Sent]] = deque()
@@ -141,29 +141,28 @@ class Transceiver:
         """
         on_the_way, request = self.sent, self._request
         with self.engine.lock:
-            if len(on_the_way) >= self.sizes.send_depth:
+            if len(on_the_way) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
             opcode, place, remote, imm, inline = part
-            if imm is not None and remote is not None:
-                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
-            elif to is not None:
+            if to is not None:
                 request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to)
+            elif imm is not None and remote is not None:
+                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
             elif inline is not None:
                 request.fill_inline(wr_id, opcode, inline, remote=remote)
             else:
                 request.fill(wr_id, opcode, *place, remote=remote)
-            sent.posted = last
-            if not last:
+            if last:
+                sent.posted = True
+            else:
                 sent.left += 1
             on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
             try:
                 self.qp.post_send(request)
             except Exception:
                 on_the_way.pop()
-                sent.posted = False
-                if not last:
-                    sent.left -= 1
+                sent.posted, sent.left = False, sent.left - (not last)
                 raise
             return True
 
@@ -218,15 +217,22 @@ class Transceiver:
         start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
 
+    def take(self, slot: int, length: int) -> bytes:
+        """The bytes that came into a slot, which goes back to the device. Called with the engine's lock held."""
+        start = self._base + slot * self.slot_size + self._grh
+        try:
+            return bytes(self._view[start : start + length])
+        finally:
+            self.repost(slot)
+
     def repost(self, slot: int) -> None:
-        """Give a slot back to the device."""
-        with self.engine.lock:
-            if self.broken is None:
-                try:
-                    self.qp.post_recv(self._requests[slot])
-                except StateError:
-                    if not self.qp.closed:
-                        raise
+        """Give a slot back to the device. Called with the engine's lock held."""
+        if self.broken is None:
+            try:
+                self.qp.post_recv(self._requests[slot])
+            except StateError:
+                if not self.qp.closed:
+                    raise
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""

@@ -78,13 +78,13 @@ class Sent:
         release: called when it is over.
     """
 
-    __slots__ = ("failed", "left", "length", "opcode", "posted", "release", "status", "vendor_err", "wr_id")
+    # mostly it stays so, and is not to be set each time
+    left, posted = 1, False
+    status: int | None = None
+    failed = vendor_err = wr_id = 0
 
     def __init__(self, opcode: WrOpcode, length: int, release: Callable[[], object] | None = None) -> None:
         self.opcode, self.length, self.release = opcode, length, release
-        self.left, self.posted = 1, False
-        self.status: int | None = None
-        self.failed = self.vendor_err = self.wr_id = 0
 
     @property
     def doing(self) -> str:

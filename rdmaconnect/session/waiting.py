@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from os import getpid
 from typing import TypeVar
 
 from ..agreement.endpoint import Endpoint
@@ -36,6 +37,8 @@ class Waiting:
     engine: Engine
     transceiver: Transceiver
     spin: int
+    _closed: bool
+    _pid: int
 
     def check_open(self) -> None:
         """Raise if it was closed, or belongs to another process."""
@@ -43,7 +46,8 @@ class Waiting:
 
     def _check(self, deadline_s: float | None) -> None:
         """Refuse a patience that is none, and an end that is closed, before anything is done."""
-        self.check_open()
+        if self._closed or self._pid != getpid():
+            self.check_open()
         if not (deadline_s is None or (deadline_s.__class__ in _NUMBERS and deadline_s >= 0)):
             Deadline(deadline_s)  # says what is wrong with it, or takes it all the same
 
