@@ -210,6 +210,8 @@ class RemoteRegion:
         """
         if offset < 0 or length < 0 or offset + length > self.length:
             raise ValueError(f"{length} bytes at offset {offset}: the remote region has {self.length} bytes")
+        if length == self.length:
+            return self
         return RemoteRegion(self.addr + offset, self.rkey, length)
 
 

@@ -112,7 +112,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _pingpong(args: argparse.Namespace) -> int:
     options: Options = args.options
-    size, depth, _ = options.sizes(args.qps)
+    size, depth, *_ = options.sizes(args.qps)
     check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
     return _serve(args, args.url, options) if args.host is None else _ping(args, args.url, options)
 

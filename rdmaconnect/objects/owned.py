@@ -27,12 +27,13 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..errors import RdmaConnectError, StateError, VerbsError
 from ..runtime.fork import in_child
+from .locks import Busy, taken
 
 __all__ = ["Owned", "exclusive", "holding", "open_here", "this", "together"]
 
@@ -57,43 +58,6 @@ class _This(threading.local):
 
 #: ``this.thread`` is the calling thread: what is whose cannot be told by ``get_ident``, which is given anew
 this = _This()
-
-
-_NO_LOCK = nullcontext()
-
-
-class _Busy(StateError):
-    """Another thread is at it, and there is no waiting for that one."""
-
-
-def _taken(locks: list[Any], wait: bool, owned: Owned) -> AbstractContextManager[object]:
-    """Hold locks, taken in this order; without ``wait`` a lock that is held raises :class:`_Busy`."""
-    if wait and len(locks) == 1:
-        lock: AbstractContextManager[object] = locks[0]
-        return lock
-    return _Taken(locks, wait, owned) if locks else _NO_LOCK
-
-
-class _Taken:
-    __slots__ = ("_held", "_locks", "_owned", "_wait")
-
-    def __init__(self, locks: list[Any], wait: bool, owned: Owned) -> None:
-        self._locks, self._wait, self._owned = locks, wait, owned
-        self._held: list[Any] = []
-
-    def __enter__(self) -> None:
-        try:
-            for lock in self._locks:
-                if not lock.acquire(self._wait):
-                    raise _Busy(f"close {self._owned.name}: another thread is using it.")
-                self._held.append(lock)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        while self._held:
-            self._held.pop().release()
 
 
 def _try_again() -> None:
@@ -281,8 +245,8 @@ class Owned:
         if self._forked or "_ending" not in self.__dict__:  # another process's, or its constructor never came so far
             return
         try:
-            with _taken([self._ending], wait, self):
-                with _taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
+            with taken([self._ending], wait, self):
+                with taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
                     if self._pointer is None or self._closing:
                         return
                     self._closing = True
@@ -290,7 +254,7 @@ class Owned:
                     free = self._close_children(refused, wait) and self._free(refused, wait)
                 finally:
                     self._closing = False
-        except _Busy as e:
+        except Busy as e:
             refused.append(e)
             return
         if free:  # outside of the lock, which comes after that of a parent
@@ -318,7 +282,7 @@ class Owned:
     def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Free it, its children being gone; whether that is done."""
         try:
-            with _taken(self._locks_before(), wait, self), _taken([self.lock, *self._locks_after()], wait, self):
+            with taken(self._locks_before(), wait, self), taken([self.lock, *self._locks_after()], wait, self):
                 self._free_alone()
         except RdmaConnectError as e:
             self.due = False

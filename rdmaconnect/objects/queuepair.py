@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from ctypes import POINTER, byref
+from ctypes import POINTER, byref, memmove, sizeof
 from typing import Any
 
 from .. import verbs
@@ -18,19 +19,18 @@ from ..abi import (
     ibv_recv_wr,
     ibv_send_wr,
 )
-from ..abi import ibv_qp_init_attr as init_attr
 from ..agreement import transitions
 from ..agreement.endpoint import Gid
-from ..agreement.path import AhAttr
-from ..errors import ModifyError, PostError, StateError, VerbsError, hint_for
-from .address import RemoteSrq, UdAddress, route_words
+from ..errors import PostError, StateError, VerbsError
+from .address import RemoteSrq, UdAddress
 from .completion import CQ, apart_from, batch_locks
 from .memory import PD
 from .memory_window import MW
-from .operations import check_fits, check_open
+from .modify_error import modify_error
+from .operations import check_fits, check_open, too_long_inline
 from .owned import exclusive, holding
 from .qp_attr import QpAttr, QpInitAttr
-from .qp_init import init_bytes, put_queues
+from .qp_init import init_attr, put_queues
 from .queuepair_optional import OptionalVerbs, c_gid
 from .srq import SRQ
 from .transition import Transition, attr_struct
@@ -69,6 +69,7 @@ class QueuePair(OptionalVerbs):
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
         cap: what the device gave, at least what was asked for (``struct ibv_qp_cap``).
+        max_inline_data: the bytes of it that a work request can carry itself.
         max_tso_header: bytes of header that a TSO send may have.
 
     Raises:
@@ -99,13 +100,51 @@ class QueuePair(OptionalVerbs):
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
         sizes = (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data)
-        init = init_attr.from_buffer_copy(init_bytes(int(qp_type), bool(sq_sig_all), qp_context, sizes))
+        init = init_attr(qp_type, *sizes, sq_sig_all=sq_sig_all, qp_context=qp_context)
 
         def make() -> Any:
             put_queues(init, send_cq, recv_cq, srq)
             return verbs.ibv_create_qp(pd.pointer, init)
 
         self._own(make, init, parents, qp_type, srq)
+
+    @classmethod
+    def several(cls, count: int, pd: PD, send_cq: CQ, recv_cq: CQ, qp_type: QpType, **sizes: int) -> list[QueuePair]:
+        """So many, made alike: all of them or none. Each costs less than one that is made alone.
+
+        Args:
+            count: how many.
+            pd, send_cq, recv_cq, qp_type: as of the constructor.
+            sizes: ``max_send_wr``, ``max_recv_wr``, ``max_send_sge``, ``max_recv_sge`` and ``max_inline_data``
+                of each, as of the constructor.
+
+        Raises:
+            ValueError, VerbsError: as the constructor.
+
+        Source: ibv_create_qp(3).
+        """
+        parents = cls._parents_of(pd, send_cq, recv_cq)
+        init = init_attr(qp_type, **sizes)
+        handles: deque[Any] = deque()
+        made: list[QueuePair] = []
+        with holding(parents):
+            put_queues(init, send_cq, recv_cq, None)
+            asked, size, at = bytes(init), sizeof(init), byref(init)
+            try:
+                for _ in range(count):
+                    memmove(at, asked, size)  # the library has put there what the last one got
+                    handles.append(verbs.ibv_create_qp(pd.pointer, init))
+                while handles:
+                    one = cls.__new__(cls)
+                    QueuePair._own(one, handles.popleft, init, parents, qp_type, None)
+                    made.append(one)
+            except BaseException:
+                for one in made:
+                    one.close()
+                for handle in handles:
+                    verbs.ibv_destroy_qp(handle)
+                raise
+        return made
 
     @staticmethod
     def _parents_of(*things: Any) -> tuple[Any, ...]:
@@ -127,6 +166,7 @@ class QueuePair(OptionalVerbs):
         self.pd = parents[0] if isinstance(parents[0], PD) else None
         #: whose batches it must keep out of
         self._batched = [parent for parent in parents if isinstance(parent, CQ) and parent.has_batches]
+        self.max_inline_data = 0
         self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
@@ -138,7 +178,7 @@ class QueuePair(OptionalVerbs):
 
         def made() -> Any:
             handle = make()
-            self.qp_num = handle.contents.qp_num
+            self.qp_num, self.max_inline_data = handle.contents.qp_num, int(init.cap.max_inline_data)
             self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
             self._post_send, self._post_recv = self.context.op("ibv_post_send"), self.context.op("ibv_post_recv")
             return handle
@@ -216,7 +256,7 @@ class QueuePair(OptionalVerbs):
         self.pointer  # noqa: B018
         change = transitions.change(self.qp_type, self.state, attr, mask)
         if change.wrong:
-            raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
+            raise modify_error(self, errno.EINVAL, change.mask, change.to, None, change)
         given = transitions.FIELDS.items()
         meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
         self._modify(attr_struct(meant), meant, change.mask, change.to, None)
@@ -248,7 +288,7 @@ class QueuePair(OptionalVerbs):
                 self._check_pkeys(attr)
             number = verbs.ibv_modify_qp(pointer, struct, int(mask))
             if number:
-                raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
+                raise modify_error(self, number, mask, to, path, ah=attr.get("ah_attr"))
             self.state = to
             if "port_num" in attr:
                 self._port_num = struct.port_num
@@ -257,45 +297,8 @@ class QueuePair(OptionalVerbs):
         """To be held where no other thread may be amid something."""
         return self.lock
 
-    def _refused(
-        self,
-        number: int,
-        mask: QpAttrMask,
-        to: QpState,
-        path: object,
-        change: transitions.Change | None = None,
-        ah: object = None,
-    ) -> ModifyError:
-        frm = self.state if change is None else change.frm
-        wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
-        hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
-        if wrong:
-            hint = f"The table says: {wrong}."
-        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
-            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
-        elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
-            hint = hint_for("ibv_modify_qp ALT_PATH", number)
-        elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
-            hint = hint_for("ibv_modify_qp AV", number)
-        elif self._found_in() != frm:
-            hint = f"The device has it in {self.state} by now."
-        port = getattr(path, "port_num", None)
-        where = f" port {port}" if port is not None else ""
-        return ModifyError(
-            number,
-            f"move {self.name}{where} {frm}->{to}",
-            qp_num=self.qp_num,
-            frm=frm,
-            to=to,
-            mask=mask,
-            missing=wrong.missing,
-            not_allowed=wrong.not_allowed,
-            path=path,
-            hint=hint,
-        )
-
-    def _found_in(self) -> QpState:
-        """Ask the device for the state, which it may have changed by itself."""
+    def found_in(self) -> QpState:
+        """Ask the device for the state, which it may have changed by itself, and note it in :attr:`state`."""
         with contextlib.suppress(VerbsError), self.lock:
             self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
         return self.state
@@ -337,6 +340,8 @@ class QueuePair(OptionalVerbs):
             if more or request.work is not None or self.target is not None:
                 self._post_checked((request, *more))
                 return
+            if request.inline > self.max_inline_data:
+                raise too_long_inline(request.inline, self)
             number = self._post_send(pointer, request.wr, self._at_bad_send)
             if number:
                 raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
@@ -345,8 +350,8 @@ class QueuePair(OptionalVerbs):
         works = [request.work for request in requests]
         bound: list[tuple[int, MW, int, Any]] = []
         with holding(thing for work in works if work is not None for thing in work.holds()):
-            for work in works:
-                check_fits(work, self)
+            for request, work in zip(requests, works, strict=True):
+                check_fits(work, self, request.inline)
             try:
                 for index, work in enumerate(works):
                     if work is not None and work.bind is not None:

@@ -21,15 +21,15 @@ from .operations import Operation, Work, local, regions
 __all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
 
 _INLINE = int(SendFlags.INLINE)
+_SIGNALED = int(SendFlags.SIGNALED)
 
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
-_WR_ID = Struct("=Q")  # ibv_send_wr: wr_id
-_HEAD = Struct("=iiI")  # num_sge, opcode, send_flags
+_HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
 _RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
-_AT_HEAD, _AT_RDMA = ibv_send_wr.num_sge.offset, ibv_send_wr.wr.offset
+_AT_RDMA = ibv_send_wr.wr.offset
 
 
 def fill_sges(array: Any, pieces: Sequence[Sge]) -> None:
@@ -64,10 +64,15 @@ class SendRequest(Work):
     Attributes:
         wr: ``struct ibv_send_wr *`` as ctypes gives it.
         work: the operation, or None after :meth:`fill`.
+        inline: bytes that :meth:`fill_inline` has copied, else 0.
     """
 
+    _room = memoryview(b"")
+
     def __init__(self) -> None:
+        self.inline = 0
         self._sges = (ibv_sge * 1)()
+        self._at_sges = ctypes.addressof(self._sges)
         self._wr = ibv_send_wr(sg_list=self._sges, num_sge=1)
         self.wr = pointer(self._wr)
         self.work: Operation | None = None
@@ -101,12 +106,47 @@ class SendRequest(Work):
         if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
             raise _too_large(wr_id, addr, length, lkey, bits)
         wr = self._wr
-        _WR_ID.pack_into(wr, 0, wr_id)
-        _HEAD.pack_into(wr, _AT_HEAD, 1 if length else 0, opcode, bits)  # some devices read a length of 0 as 2 GiB
+        # some devices read a length of 0 as 2 GiB
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, bits)
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work = None
+        self.work, self.inline = None, 0
+        return self
+
+    def fill_inline(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        data: bytes | bytearray,
+        *,
+        remote: RemoteRegion | None = None,
+        flags: int = _SIGNALED,
+    ) -> SendRequest:
+        """The same with the data itself, which is copied: for the hot path.
+
+        Args:
+            wr_id: 64 bits, handed back in the completion.
+            opcode: SEND or RDMA_WRITE.
+            data: at least one byte, and at most ``cap.max_inline_data`` of the queue pair.
+            remote: the remote bytes, for RDMA.
+            flags: ``SendFlags``.
+
+        Raises:
+            ValueError: another opcode: there is a method for it. Or a number that has more bits.
+        """
+        length, wr = len(data), self._wr
+        if length > len(self._room):
+            self._room = memoryview((ctypes.c_char * length)()).cast("B")
+            self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+        if opcode not in _PLAIN or wr_id >> 64:
+            raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+        self._room[:length] = data
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
+        _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
+        if remote is not None:
+            _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
+        self.work, self.inline = None, length
         return self
 
     def _put(self, work: Operation) -> None:
@@ -127,7 +167,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work = work
+        self.work, self.inline = work, 0
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""
@@ -137,6 +177,7 @@ class SendRequest(Work):
             pieces = (Sge(ctypes.addressof(self._copy), len(work.inline), 0),)
         if len(pieces) > len(self._sges):
             self._sges = (ibv_sge * len(pieces))()
+            self._at_sges = ctypes.addressof(self._sges)
             self._wr.sg_list = self._sges
         fill_sges(self._sges, pieces)
         self._wr.num_sge = len(pieces)
@@ -183,7 +224,7 @@ class RecvRequest:
         """
         if (wr_id | addr) >> 64 or (length | lkey) >> 32:
             raise _too_large(wr_id, addr, length, lkey, 0)
-        _WR_ID.pack_into(self._wr, 0, wr_id)
+        self._wr.wr_id = wr_id
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         return self
 

@@ -40,7 +40,9 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_SEND``.
         """
-        run(self._end.send(data, deadline_s))
+        rest = self._end.send(data, deadline_s)
+        if rest is not None:
+            run(rest)
 
     def recv(self, *, deadline_s: float | None = 30) -> bytes:
         """The next message.
@@ -55,7 +57,8 @@ class Connection(BaseConnection):
 
         Source: ibv_post_recv(3).
         """
-        return run(self._end.recv(deadline_s))
+        data = self._end.try_recv(deadline_s)
+        return run(self._end.recv(deadline_s)) if data is None else data
 
     def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """The next message, into a writable buffer.
@@ -107,7 +110,9 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
         """
-        run(self._end.write(data, region, offset, deadline_s, imm))
+        rest = self._end.write(data, region, offset, imm, deadline_s)
+        if rest is not None:
+            run(rest)
 
     def recv_imm(self, *, deadline_s: float | None = 30) -> int:
         """Wait for the peer's next ``write`` with ``imm``: what it wrote is there.
@@ -229,11 +234,14 @@ class AsyncConnection(BaseConnection):
 
     async def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Connection.send`."""
-        await arun(self._end.send(data, deadline_s))
+        rest = self._end.send(data, deadline_s)
+        if rest is not None:
+            await arun(rest)
 
     async def recv(self, *, deadline_s: float | None = 30) -> bytes:
         """See :meth:`Connection.recv`."""
-        return await arun(self._end.recv(deadline_s))
+        data = self._end.try_recv(deadline_s)
+        return await arun(self._end.recv(deadline_s)) if data is None else data
 
     async def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """See :meth:`Connection.recv_into`."""
@@ -249,7 +257,9 @@ class AsyncConnection(BaseConnection):
         deadline_s: float | None = 30,
     ) -> None:
         """See :meth:`Connection.write`."""
-        await arun(self._end.write(data, region, offset, deadline_s, imm))
+        rest = self._end.write(data, region, offset, imm, deadline_s)
+        if rest is not None:
+            await arun(rest)
 
     async def recv_imm(self, *, deadline_s: float | None = 30) -> int:
         """See :meth:`Connection.recv_imm`."""

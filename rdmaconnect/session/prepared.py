@@ -75,14 +75,14 @@ class Prepared:
             self.regions: dict[str, MR] = {
                 name: self.engine.pd.register(buffer) for name, buffer in (regions or {}).items()
             }
-            size, depth, _ = self.sizes
+            size, depth, *_ = self.sizes
             if qp_type == QpType.UD:
                 size = min(size, MTU_BYTES[port.active_mtu]) + GRH_BYTES
             ring = Ring(self.engine.pd, count * depth, size, depth)
             to_init = step_to_init(qp_type, self.address, options.pkey)
             self.transceivers = [
-                Transceiver(self.engine, self.address, qp_type, self.sizes, ring, i * depth, to_init)
-                for i in range(count)
+                Transceiver(self.engine, qp, self.address, self.sizes, ring, i * depth, to_init)
+                for i, qp in enumerate(self.engine.queue_pairs(qp_type, count, self.sizes))
             ]
         except BaseException:
             self.engine.close()

@@ -15,7 +15,7 @@ from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .end import End
 from .terms import Terms
-from .transceiver import Sent
+from .transfer import Part, Sent
 
 __all__ = ["Prober", "abandon", "contents", "prove"]
 
@@ -144,8 +144,8 @@ class Prober:
         for work in self._waiting:
             index, addr, size = work
             end = self._ends[index]
-            sent = Sent(WrOpcode.SEND, "send a probe", _nothing)
-            if end.transceiver.post(sent, (addr, size, self._mr.lkey), None, end.to):
+            sent = Sent(WrOpcode.SEND, size)
+            if end.transceiver.post(sent, Part(WrOpcode.SEND, (addr, size, self._mr.lkey)), end.to):
                 self._sent.append(sent)
             else:
                 left.append(work)
@@ -251,10 +251,6 @@ class Prober:
     def close(self) -> None:
         """Free the probes' memory, when the device is done with it."""
         self._mr.close()
-
-
-def _nothing() -> None:
-    """What is to be let go when a probe has been sent: the memory is freed with the prober."""
 
 
 def prove(made: Sequence[End], terms: Terms, deadline: Deadline, *, again: bool = False) -> Procedure[None]:

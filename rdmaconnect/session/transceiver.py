@@ -5,41 +5,30 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
+from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus
+from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError
+from ..errors import CompletionError, RdmaConnectError, StateError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.transition import Transition
 from ..objects.work_request import SendRequest
 from .engine import Engine, Ring
+from .transfer import Part, Sent
 
-__all__ = ["Sent", "Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
+__all__ = ["Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
-
-
-class Sent:
-    """A work request on its way, and what must be let go when it is done."""
-
-    __slots__ = ("doing", "opcode", "release", "status", "vendor_err", "wr_id")
-
-    def __init__(self, opcode: WrOpcode, doing: str, release: Callable[[], None]) -> None:
-        self.opcode, self.doing, self.release = opcode, doing, release
-        self.status: int | None = None
-        self.vendor_err = self.wr_id = 0
 
 
 class Transceiver:
@@ -49,8 +38,8 @@ class Transceiver:
 
     Args:
         engine: what it shares.
+        qp: its queue pair, in RESET; from here on it is the transceiver's.
         address: the port it is on.
-        qp_type: RC, UC or UD.
         sizes: how much of what.
         ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
         to_init: the step from RESET to INIT, which all of a port take alike: see :func:`step_to_init`.
@@ -65,31 +54,30 @@ class Transceiver:
     def __init__(
         self,
         engine: Engine,
+        qp: QueuePair,
         address: PortAddress,
-        qp_type: QpType,
         sizes: Sizes,
         ring: Ring,
         slot: int,
         to_init: Transition,
     ) -> None:
         self.engine, self.sizes, self._to_init = engine, sizes, to_init
-        self.is_ud = qp_type == QpType.UD
+        self.qp, self.is_ud = qp, qp.qp_type == QpType.UD
         self._ring, self.slot_size = ring, ring.slot_size
         self._view = ring.view
         self._base = slot * ring.slot_size
+        self._grh = GRH_BYTES if self.is_ud else 0
         self._request = SendRequest()
-        self._next_id = _SEND
+        self._next_id, self._most_sent = _SEND, sizes.send_depth
         self.broken: CompletionError | None = None
-        self.sent: dict[int, Sent] = {}
+        #: work-request id and transfer of each that has not completed, in the order of posting
+        self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
-        self.qp = QueuePair(
-            engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
-        )
-        engine.transceivers[self.qp.qp_num] = self
+        engine.transceivers[qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
-        self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
+        self.endpoint = Endpoint(qp.qp_type, qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
         self._init(to_init)
 
     def _init(self, step: Transition) -> None:
@@ -104,10 +92,7 @@ class Transceiver:
         with self.engine.lock:
             self.qp.move(QpState.RESET)
             self.engine.progress()
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
             self.broken = None
             self.inboxes = {} if self.is_ud else {None: deque()}
             self.immediates.clear()
@@ -117,26 +102,14 @@ class Transceiver:
 
     # ---- out
 
-    def room(self) -> bool:
-        """Whether another send may be posted."""
-        return len(self.sent) < self.sizes.send_depth
-
-    def post(
-        self,
-        sent: Sent,
-        place: tuple[int, int, int],
-        remote: RemoteRegion | None = None,
-        to: UdAddress | None = None,
-        imm: int | None = None,
-    ) -> bool:
+    def post(self, sent: Sent, part: Part, to: UdAddress | None = None, last: bool = True) -> bool:
         """Post one send work request.
 
         Args:
             sent: what becomes of it.
-            place: address, length in bytes and lkey of the local memory.
-            remote: for RDMA, the memory of the peer.
+            part: what it does.
             to: for UD, where it goes.
-            imm: for an RDMA write, 32 bits that complete a receive of the peer.
+            last: whether it is the last of ``sent``.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -144,36 +117,58 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``.
         """
+        on_the_way, request = self.sent, self._request
         with self.engine.lock:
-            if not self.room():
+            if len(on_the_way) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
-            if imm is not None and remote is not None:
-                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
-            elif to is None:
-                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
+            opcode, place, remote, imm, inline = part
+            if to is not None:
+                request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to)
+            elif imm is not None and remote is not None:
+                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
+            elif inline is not None:
+                request.fill_inline(wr_id, opcode, inline, remote=remote)
             else:
-                self._request.send(wr_id, sge=Sge(*place), to=to)
-            self.qp.post_send(self._request)
-            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
-            self.sent[wr_id] = sent
+                request.fill(wr_id, opcode, *place, remote=remote)
+            if last:
+                sent.posted = True
+            else:
+                sent.left += 1
+            on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
+            try:
+                self.qp.post_send(request)
+            except Exception:
+                on_the_way.pop()
+                sent.posted, sent.left = False, sent.left - (not last)
+                raise
             return True
 
     def complete(self, wc: Any) -> None:
         """Take one completion. Called with the engine's lock held."""
         wr_id, status = wc.wr_id, wc.status
-        if status != WcStatus.SUCCESS and self.broken is None:
+        if status and self.broken is None:
             self.broken = CompletionError(
                 WcStatus(status), vendor_err=wc.vendor_err, wr_id=wr_id, qp_num=wc.qp_num,
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
-        if wr_id >= _SEND:
-            sent = self.sent.pop(wr_id, None)
-            if sent is not None:
-                sent.status, sent.vendor_err = status, wc.vendor_err
-                sent.release()
-        elif status == WcStatus.SUCCESS:
-            self._arrived(wr_id, wc)
+        if wr_id < _SEND:
+            if not status:
+                self._arrived(wr_id, wc)
+            return
+        on_the_way = self.sent
+        while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
+            posted, sent = on_the_way.popleft()
+            if posted == wr_id:
+                sent.ended(status, wc.vendor_err, wr_id)
+            else:
+                sent.ended()
+
+    def _flush(self) -> None:
+        """What is on its way never comes to its end."""
+        while self.sent:
+            wr_id, sent = self.sent.popleft()
+            sent.ended(WcStatus.WR_FLUSH_ERR, 0, wr_id)
 
     # ---- in
 
@@ -181,12 +176,11 @@ class Transceiver:
         if wc.opcode == _WITH_IMM:
             self.immediates.append((slot, socket.ntohl(wc.imm_data)))
             return
-        source = self._source(slot, wc) if self.is_ud else None
-        inbox = self.inboxes.get(source)
+        inbox = self.inboxes.get(self._source(slot, wc) if self.is_ud else None)
         if inbox is None:
             self.repost(slot)  # a datagram of somebody who is not connected
         else:
-            inbox.append((slot, wc.byte_len - (GRH_BYTES if self.is_ud else 0)))
+            inbox.append((slot, wc.byte_len - self._grh))
 
     def _source(self, slot: int, wc: Any) -> Source:
         start = self._base + slot * self.slot_size
@@ -198,14 +192,25 @@ class Transceiver:
 
     def payload(self, slot: int, length: int) -> memoryview:
         """The bytes that came into a slot; valid until :meth:`repost`."""
-        start = self._base + slot * self.slot_size + (GRH_BYTES if self.is_ud else 0)
+        start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
 
+    def take(self, slot: int, length: int) -> bytes:
+        """The bytes that came into a slot, which goes back to the device. Called with the engine's lock held."""
+        start = self._base + slot * self.slot_size + self._grh
+        try:
+            return bytes(self._view[start : start + length])
+        finally:
+            self.repost(slot)
+
     def repost(self, slot: int) -> None:
-        """Give a slot back to the device."""
-        with self.engine.lock:
-            if not self.qp.closed and self.broken is None:
+        """Give a slot back to the device. Called with the engine's lock held."""
+        if self.broken is None:
+            try:
                 self.qp.post_recv(self._ring.receive(self._base, slot))
+            except StateError:
+                if not self.qp.closed:
+                    raise
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""
@@ -256,10 +261,7 @@ class Transceiver:
                     self.engine.progress()
             self.qp.close()
             self.engine.transceivers.pop(self.qp.qp_num, None)
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
 
 
 def step_to_init(qp_type: QpType, port: PortAddress, pkey: int | None) -> Transition:
