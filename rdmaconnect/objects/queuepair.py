@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from ctypes import POINTER, byref, memmove, sizeof
+from functools import lru_cache
 from typing import Any
 
 from .. import verbs
@@ -40,9 +41,10 @@ __all__ = ["QueuePair", "RecvList", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
+_words = lru_cache(maxsize=16)(lambda qp_type: f"{qp_type} QP")
 #: type of queue pair -> what each of its sends names
 _TARGETS: dict[QpType, type] = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}
-#: for the hot path: looking up an enum's member costs as much as posting
+#: looking up an enum's member costs as much as posting
 _RESET, _RTS = QpState.RESET, QpState.RTS
 
 
@@ -161,7 +163,7 @@ class QueuePair(OptionalVerbs):
     def _own(
         self, make: Callable[[], Any], init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None
     ) -> None:
-        self.context = parents[0].context
+        words, self.context = _words(qp_type), parents[0].context
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
         self.pd = parents[0] if isinstance(parents[0], PD) else None
         #: whose batches it must keep out of
@@ -179,11 +181,11 @@ class QueuePair(OptionalVerbs):
         def made() -> Any:
             handle = make()
             self.qp_num, self.max_inline_data = handle.contents.qp_num, int(init.cap.max_inline_data)
-            self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
+            self.name = f"{words} {self.qp_num:#08x} of {self.context.name}"
             self._post_send, self._post_recv = self.context.op("ibv_post_send"), self.context.op("ibv_post_recv")
             return handle
 
-        super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
+        super().__init__(made, f"{words} of {self.context.name}", parents)
 
     def _locks_before(self) -> list[Any]:
         return batch_locks(self._batched, f"close {self.name}") if self._batched else []
@@ -234,7 +236,8 @@ class QueuePair(OptionalVerbs):
         """
         if step.frm != self.state or step.qp_type != self.qp_type:
             raise StateError(f"move {self.name} {step.frm}->{step.to} as {step.qp_type}: it is in {self.state}.")
-        self._modify(step.struct(path), step.attr, step.mask, step.to, path)
+        move = self._modify if step.to == _RESET else self._modify_now
+        move(step.struct(path), step.attr, step.mask, step.to, path)
 
     def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
         """Change attributes given one by one, with or without a change of state.

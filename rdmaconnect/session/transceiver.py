@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -235,19 +235,21 @@ class Transceiver:
             path: its path.
             step: made ready, where many queue pairs take it: see :func:`step_to_rtr`.
         """
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-                self.qp.take(step or step_to_rtr(path, self.endpoint.qp_type), path)
+        if not self.is_ud:
+            self.qp.take(step or step_to_rtr(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:  # peers of one UD queue pair may come at the same time; to move it never blocks
+            if self.qp.state not in (QpState.RTR, QpState.RTS):
+                self.qp.take(step_to_rtr(path, QpType.UD), path)
 
     def to_rts(self, path: Path, step: Transition | None = None) -> None:
         """RTR to RTS: from here on it may send. Arguments as of :meth:`to_rtr`."""
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state is QpState.RTS):
-                self.qp.take(step or step_to_rts(path, self.endpoint.qp_type), path)
-
-    def _one_by_one(self) -> AbstractContextManager[object]:
-        """Peers of one UD queue pair may come at the same time; to move it never blocks."""
-        return self.engine.lock if self.is_ud else nullcontext()
+        if not self.is_ud:
+            self.qp.take(step or step_to_rts(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:
+            if self.qp.state is not QpState.RTS:
+                self.qp.take(step_to_rts(path, QpType.UD), path)
 
     def close(self) -> None:
         """Destroy the queue pair; what is outstanding counts as flushed. Twice is fine.
