@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from exchange_ends import PATIENCE_S, End, Heard, channels, free_port, until
+from exchange_ends import PATIENCE_S, End, Heard, channels, free_port, taken, until
 from hypothesis import given
 from samples import IDS
 from software import Software
@@ -282,7 +282,7 @@ def stranger_at(address: str, port: int) -> End:
 def test_it_takes_only_the_peer_that_it_was_told(sides: Sides, ident: bytes) -> None:
     hello = hello_of(sides)
     meeting = sides.start(0)
-    time.sleep(0.1)
+    until(lambda: taken(sides.ports[0]))
     stranger = stranger_at("127.0.0.2", sides.ports[0])
     stranger.send(encode(replace(hello, id=ident)))
     reject = decode(stranger.heard.next())
