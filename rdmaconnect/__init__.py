@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .session.connection import AsyncConnection, Connection
     from .session.listen import AsyncListener, Listener, alisten, listen
     from .session.meet import ameet, meet
+    from .session.pool import AsyncPool, Pool
     from .session.terms import BaseOptions, ConnectOptions, ListenOptions
     from .session.trace import Mark
 
@@ -59,6 +60,7 @@ __all__ = [
     "AccessFlags",
     "AsyncConnection",
     "AsyncListener",
+    "AsyncPool",
     "AuthenticationError",
     "BaseOptions",
     "BufferLike",
@@ -83,6 +85,7 @@ __all__ = [
     "PeerClosed",
     "PeerMismatch",
     "PeerRejected",
+    "Pool",
     "PortAddress",
     "PostError",
     "ProtocolError",
@@ -124,6 +127,7 @@ if not TYPE_CHECKING:  # with these in sight, a type checker would take any name
         "session.connection": "AsyncConnection Connection",
         "session.listen": "AsyncListener Listener alisten listen",
         "session.meet": "ameet meet",
+        "session.pool": "AsyncPool Pool",
         "session.terms": "BaseOptions ConnectOptions ListenOptions",
         "session.trace": "Mark",
     }

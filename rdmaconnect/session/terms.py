@@ -213,15 +213,19 @@ def parse_qp_types(qp_types: Sequence[str | QpType]) -> list[QpType]:
     return [parse_qp_type(name) for name in qp_types]
 
 
-def check_count(count: int) -> int:
-    """How many queue pairs are made at once.
+def check_count(count: int, name: str = "count") -> int:
+    """How many queue pairs are made, at once or ahead.
+
+    Args:
+        count: what was given.
+        name: the argument that it was given by.
 
     Raises:
         TypeError: not an integer.
         ValueError: not from 1 to 4096.
     """
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count is {shown(count)}: give an integer")
+        raise TypeError(f"{name} is {shown(count)}: give an integer")
     if not 1 <= count <= MAX_QPS:
-        raise ValueError(f"count is {count}: give 1 to {MAX_QPS}")
+        raise ValueError(f"{name} is {count}: give 1 to {MAX_QPS}")
     return count
