@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from typing import Protocol
@@ -93,6 +94,8 @@ class Channel:
         self._line: Plain | Carried | None = None
         #: whether what is sent can go out: the handshake is over, or ZeroMQ has come, which sees to that
         self._there = False
+        #: whether who sends may do so itself, and how many frames the service thread has yet to take
+        self._direct, self._queued, self._lock = False, 0, threading.Lock()
         self._inward: Pump | None = None
         self._unsent: deque[bytes] = deque()
         self._verdict: RdmaConnectError | None = None
@@ -125,10 +128,18 @@ class Channel:
             StateError: in a process other than the one that made the channel.
         """
         self._check_process()
-        service.soon(self._send, frame)
+        with self._lock:
+            # not in the main thread, where a signal's handler may raise between what is sent and what is kept
+            direct = self._direct and not self._queued and threading.current_thread() is not threading.main_thread()
+            if not direct:
+                self._queued += 1
+                service.soon(self._take, frame)
+        if direct and self._plain is not None and not self._plain.send(frame):
+            service.soon(self._does_not_read)
 
     def close(self) -> None:
         """Close; what was sent still has a second to go out. The receiver is told nothing more. Twice is fine."""
+        self._direct = False
         if self._pid == os.getpid():
             service.soon(self._close)
 
@@ -180,10 +191,6 @@ class Channel:
             self._inward.attach(local)
         self._go_out()
 
-    def failed(self, error: RdmaConnectError) -> None:
-        """ZeroMQ cannot come."""
-        self._end(error)
-
     def _go_out(self) -> None:
         """From here on what is sent goes out, and first what was sent before."""
         self._there = True
@@ -191,26 +198,26 @@ class Channel:
             self._send(self._unsent.popleft())
         if self.closing:
             self._hang_up()
+        else:
+            self._direct = self._plain is not None
 
     def _checked(self, data: bytes) -> bytes:
         """What of the peer's bytes may go on to ZeroMQ."""
+        assert self._inward is not None
         try:
             passed = self._filter.take(data)
         except ZmtpError as e:
             # this side's own greeting, which says how it is protected, is let out before
             self._verdict = foreign(e, self._listens)
             self._loop.call_later(_PARTING_S, self._end, self._verdict)
-            assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
         if self.closing and self._filter.shaken:
-            assert self._inward is not None
             self._inward.discarding = True
         elif self._line is None and passed and not self.closing:
             self._join()
         self.heard = time.monotonic()
         if self._filter.unread > SMALL_FRAME + _OVERHEAD and not long_frames.begin(self):
-            assert self._inward is not None
             self._inward.hold()
         if self._plain is None:
             return passed
@@ -287,6 +294,14 @@ class Channel:
             self._rest(rest_s * (len(_resting) + 1))
         long_frames.end(self)
 
+    def _take(self, frame: bytes) -> None:
+        self._send(frame)
+        with self._lock:
+            self._queued -= 1
+
+    def _does_not_read(self) -> None:
+        self._end(PeerClosed(f"the peer at {self.address} does not read what is sent to it."))
+
     def _send(self, frame: bytes) -> None:
         if self._ended or self.closing:
             return
@@ -295,7 +310,7 @@ class Channel:
             return
         assert self._line is not None
         if not self._line.send(frame):
-            self._end(PeerClosed(f"the peer at {self.address} does not read what is sent to it."))
+            self._does_not_read()
         elif self._line.waiting:
             self.readable()
 
@@ -316,8 +331,7 @@ class Channel:
     def _why(self) -> RdmaConnectError:
         """Why no more will come."""
         hung_up = self._plain is None and self._inward is not None and not self._inward.over
-        found = why_over(self.address, self._filter, hung_up=hung_up, protected=self._keys is not None)
-        return self._verdict or found
+        return self._verdict or why_over(self.address, self._filter, hung_up=hung_up, protected=self._keys is not None)
 
     def _end(self, error: RdmaConnectError) -> None:
         """Nothing more will come: give out what is there, and close."""
@@ -329,11 +343,13 @@ class Channel:
                 break
             self._took(*taken)
         if not (self._ended or self.closing):
-            self._ended = True
+            self._ended, self._direct = True, False
             receiver, self.receiver = self.receiver, None
             self.finish()
             if receiver is not None:
                 receiver.over(error)
+
+    failed = _end
 
     def _close(self) -> None:
         self.receiver = None
@@ -381,8 +397,4 @@ class Channel:
             self._end(RemoteProtocolError(f"the peer at {self.address} is too slow with a long frame: others wait."))
 
 
-def _forget() -> None:
-    _resting.clear()
-
-
-in_child(_forget)
+in_child(_resting.clear)

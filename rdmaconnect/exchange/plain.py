@@ -15,7 +15,7 @@ __all__ = ["Plain"]
 
 
 class Plain:
-    """This side of one exchange. All its methods are for the service thread.
+    """This side of one exchange. Any thread may :meth:`send`; all else is for the service thread.
 
     Args:
         filter_: what the peer sends goes through it.

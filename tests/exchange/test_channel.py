@@ -146,6 +146,27 @@ def test_any_thread_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [f for f in found if f[0] == number] == [bytes([number, n]) for n in range(100)]
 
 
+def test_what_each_thread_says_keeps_its_order_from_before_the_handshake_on(there: Place) -> None:
+    """Some of it waits for the handshake, some goes by the service thread, some is sent by who says it."""
+    with calling(there) as here:
+
+        def say(thread: int) -> None:
+            for number in range(BURST):
+                here.channel.send(bytes([thread, number]))
+                time.sleep(0.0005)
+
+        threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(BURST):
+            here.channel.send(bytes([9, number]))  # in the main thread
+        for thread in threads:
+            thread.join()
+        found = there.next().take(5 * BURST)
+        for number in (0, 1, 2, 3, 9):
+            assert [f for f in found if f[0] == number] == [bytes([number, n]) for n in range(BURST)]
+
+
 @pytest.mark.usefixtures("mechanism")
 def test_a_frame_may_be_sent_from_the_service_thread_itself() -> None:
     with both() as (here, there):
