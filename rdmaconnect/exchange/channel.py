@@ -228,7 +228,8 @@ class Channel:
         """Bytes of a peer have come of which ZeroMQ is not to know."""
         if self._filter.shaken and not self._there:
             self._go_out()
-        self.charge(plain.answer_pings())
+        if self._filter.pings:
+            self.charge(plain.answer_pings())
         self.readable()
         if self._filter.refused:
             self._end(self._why())
@@ -242,8 +243,6 @@ class Channel:
             if taken is None:
                 return
             self._took(*taken)
-            if self._ended or self.closing:
-                return
             self.charge(1 + len(taken[0]) / BYTES)
             if self._paused:
                 return
