@@ -37,10 +37,12 @@ from .errors import (
 from .exchange.curve import keygen
 from .objects.buffer_like import BufferLike
 from .objects.memory import MR, Dmabuf
+from .session.async_connection import AsyncConnection
 from .session.connect import aconnect, aconnect_many, connect, connect_many
-from .session.connection import AsyncConnection, Connection
+from .session.connection import Connection
 from .session.listen import AsyncListener, Listener, alisten, listen
 from .session.meet import ameet, meet
+from .session.posted import AsyncBatch, AsyncTransfer, Batch, Transfer
 from .session.terms import BaseOptions, ConnectOptions, ListenOptions
 from .session.trace import Mark
 
@@ -49,10 +51,13 @@ __version__ = "0.1.0"
 __all__ = [
     "MR",
     "AccessFlags",
+    "AsyncBatch",
     "AsyncConnection",
     "AsyncListener",
+    "AsyncTransfer",
     "AuthenticationError",
     "BaseOptions",
+    "Batch",
     "BufferLike",
     "CompletionError",
     "ConnectOptions",
@@ -83,6 +88,7 @@ __all__ = [
     "RemoteProtocolError",
     "RemoteRegion",
     "StateError",
+    "Transfer",
     "VerbsError",
     "WcStatus",
     "__version__",

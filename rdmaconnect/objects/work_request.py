@@ -85,7 +85,7 @@ class SendRequest(Work):
         lkey: int,
         *,
         remote: RemoteRegion | None = None,
-        flags: SendFlags = SendFlags.SIGNALED,
+        flags: int = _SIGNALED,
     ) -> SendRequest:
         """Set everything for the next post: for the hot path.
 
@@ -99,14 +99,13 @@ class SendRequest(Work):
         Raises:
             ValueError: another opcode, or inline: there is a method for it. Or a number that has more bits.
         """
-        bits = int(flags)
-        if opcode not in _PLAIN or bits & _INLINE:
-            raise ValueError(f"fill in {opcode} with {flags}: use the operation's own method")
-        if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
-            raise _too_large(wr_id, addr, length, lkey, bits)
+        if opcode not in _PLAIN or flags & _INLINE:
+            raise ValueError(f"fill in {opcode} with {SendFlags(flags)}: use the operation's own method")
+        if (wr_id | addr) >> 64 or (length | lkey | flags) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, flags)
         wr = self._wr
         # some devices read a length of 0 as 2 GiB
-        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, bits)
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, flags)
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)

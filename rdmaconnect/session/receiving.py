@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager
 
 from ..abi import QpType
 from ..agreement.endpoint import Endpoint
@@ -88,6 +89,18 @@ class Receiving(Waiting):
                     return length
 
             return (yield from self._until(attempt, Deadline(deadline_s), "recv"))
+
+    def recv_view(self, deadline_s: float | None) -> Procedure[AbstractContextManager[memoryview]]:
+        self.check_open()
+        return (yield from self._until(self._lent, Deadline(deadline_s), "recv"))
+
+    def _lent(self) -> AbstractContextManager[memoryview] | None:
+        """An attempt at it."""
+        if not self._inbox:
+            return None
+        with self.engine.lock:
+            message = self._message()
+            return None if message is None else self.transceiver.lend(*message)
 
     def recv_imm(self, deadline_s: float | None) -> Procedure[int]:
         self._need("a write that is told", QpType.RC, QpType.UC)

@@ -6,26 +6,28 @@ import errno
 import secrets
 import socket
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus
+from ..abi import QpAttrMask, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
 from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError, StateError, VerbsError
+from ..errors import CompletionError, PostError, RdmaConnectError, StateError, VerbsError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
-from .transfer import Part, Sent
+from .transfer import Part, Piece, Sent
 
 __all__ = ["Source", "Transceiver"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
+_SIGNALED = int(SendFlags.SIGNALED)
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
@@ -67,7 +69,9 @@ class Transceiver:
         self._view = ring.view
         self._base = slot * ring.slot_size
         self._grh = GRH_BYTES if self.is_ud else 0
-        self._request = SendRequest()
+        self._requests_out = [SendRequest()]
+        #: how many in a row are not signalled
+        self._quiet = 0
         self._next_id, self._most_sent = _SEND, sizes.send_depth
         self.broken: CompletionError | None = None
         #: work-request id and transfer of each that has not completed, in the order of posting
@@ -124,14 +128,13 @@ class Transceiver:
 
     # ---- out
 
-    def post(self, sent: Sent, part: Part, to: UdAddress | None = None, last: bool = True) -> bool:
-        """Post one send work request.
+    def post(self, sent: Sent, part: Part, to: UdAddress | None = None) -> bool:
+        """Post a transfer of one work request.
 
         Args:
             sent: what becomes of it.
             part: what it does.
             to: for UD, where it goes.
-            last: whether it is the last of ``sent``.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -139,32 +142,57 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``.
         """
-        on_the_way, request = self.sent, self._request
+        on_the_way, request = self.sent, self._requests_out[0]
         with self.engine.lock:
             if len(on_the_way) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
-            opcode, place, remote, imm, inline = part
-            if to is not None:
-                request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to)
-            elif imm is not None and remote is not None:
-                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
-            elif inline is not None:
-                request.fill_inline(wr_id, opcode, inline, remote=remote)
-            else:
-                request.fill(wr_id, opcode, *place, remote=remote)
-            if last:
-                sent.posted = True
-            else:
-                sent.left += 1
+            _fill(request, wr_id, part, to, _SIGNALED)
+            self._quiet, sent.posted = 0, True
             on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
             try:
                 self.qp.post_send(request)
             except Exception:
                 on_the_way.pop()
-                sent.posted, sent.left = False, sent.left - (not last)
+                sent.posted = False
                 raise
             return True
+
+    def post_list(self, work: list[Piece], to: UdAddress | None = None) -> bool | None:
+        """Post work requests as one list, as many as there is room for, and take those out of ``work``.
+
+        Only the last one is signalled, and as many before that there is room again in time.
+
+        Returns:
+            None if some are left: try again after :meth:`Engine.progress`.
+
+        Raises:
+            VerbsError: as ``ibv_post_send``; those before the first bad one are taken out.
+        """
+        on_the_way, requests = self.sent, self._requests_out
+        with self.engine.lock:
+            now = work[: self._most_sent - len(on_the_way)]
+            if not now:
+                return None
+            requests += [SendRequest() for _ in range(len(now) - len(requests))]
+            for at, (sent, part, last) in enumerate(now, 1):
+                self._next_id = wr_id = self._next_id + 1
+                signaled = at == len(now) or self._quiet >= self._most_sent // 2
+                self._quiet = 0 if signaled else self._quiet + 1
+                _fill(requests[at - 1], wr_id, part, to, _SIGNALED if signaled else 0)
+                sent.left, sent.posted = sent.left + (not last), last
+                on_the_way.append((wr_id, sent))
+            try:
+                self.qp.post_send(*requests[: len(now)])
+            except Exception as e:
+                posted = (e.posted if isinstance(e, PostError) else 0) or 0
+                for sent, _, last in reversed(now[posted:]):
+                    on_the_way.pop()
+                    sent.left, sent.posted = sent.left - (not last), False
+                del work[:posted]
+                raise
+            del work[: len(now)]
+            return None if work else True
 
     def complete(self, wc: Any) -> None:
         """Take one completion. Called with the engine's lock held."""
@@ -224,6 +252,23 @@ class Transceiver:
             return bytes(self._view[start : start + length])
         finally:
             self.repost(slot)
+
+    @contextmanager
+    def lend(self, slot: int, length: int) -> Iterator[memoryview]:
+        """The bytes themselves, for a while; then the slot goes back to the device."""
+        inboxes, view = self.inboxes, self.payload(slot, length)
+        try:
+            yield view
+        finally:
+            with self.engine.lock:
+                if inboxes is self.inboxes:  # else all slots are back at the device since restart()
+                    self.repost(slot)
+        try:
+            view.release()
+        except BufferError:
+            raise BufferError(
+                "end recv_view: what was made of the view is still there. Copy what is to stay."
+            ) from None
 
     def repost(self, slot: int) -> None:
         """Give a slot back to the device. Called with the engine's lock held."""
@@ -296,3 +341,17 @@ class _Init:
             if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
         ]
         self.pkey_index = wanted[0] if wanted else 0  # RTR sets the one agreed on
+
+
+def _fill(request: SendRequest, wr_id: int, part: Part, to: UdAddress | None, flags: int) -> None:
+    """Have a work request do what it is to do."""
+    opcode, place, remote, imm, inline = part
+    if to is not None:
+        request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to, flags=flags)
+    elif imm is not None and remote is not None:
+        sge = None if inline else Sge(*place)
+        request.rdma_write_imm(wr_id, remote, imm, sge=sge, inline=inline, flags=flags)
+    elif inline is not None:
+        request.fill_inline(wr_id, opcode, inline, remote=remote, flags=flags)
+    else:
+        request.fill(wr_id, opcode, *place, remote=remote, flags=flags)
