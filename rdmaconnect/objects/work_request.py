@@ -66,7 +66,7 @@ class SendRequest(Work):
         inline: bytes that :meth:`fill_inline` has copied, else 0.
     """
 
-    _room = memoryview(b"")
+    _most = 0
 
     def __init__(self) -> None:
         self.inline = 0
@@ -134,8 +134,8 @@ class SendRequest(Work):
             ValueError: another opcode: there is a method for it. Or a number that has more bits.
         """
         length, wr = len(data), self._wr
-        if length > len(self._room):
-            self._room = memoryview((ctypes.c_char * length)()).cast("B")
+        if length > self._most:
+            self._most, self._room = length, memoryview((ctypes.c_char * length)()).cast("B")
             self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
         if opcode not in _PLAIN or wr_id >> 64:
             raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")

@@ -154,21 +154,20 @@ class DataPath(Receiving):
         imm: int | None = None,
     ) -> Sent | None:
         """Post what is registered, or goes inline, if there is room for it now; None else."""
-        inline: BufferLike | None = None
-        if data.__class__ in _PLAIN:
-            length, place, inline = len(data), _NOWHERE, data
+        if data.__class__ in _PLAIN and self.to is None and imm is None:
+            length = len(data)
             if not 0 < length <= self._inline:
                 return None
-        elif isinstance(data, MR):
-            length = data.length
-            if length > self._longest or (region is None and length > self.max_send_size):
-                return None
-            place = (self._mine(data, opcode).addr, length, data.lkey)
-        else:
+            target = None if region is None else region.slice(offset, length)
+            sent = Sent(opcode, length)
+            return sent if self.transceiver.post_inline(sent, data, target) else None
+        if not isinstance(data, MR) or data.length > (self.max_send_size if region is None else self._longest):
             return None
+        length = data.length
+        place = (self._mine(data, opcode).addr, length, data.lkey)
         target = None if region is None else _target(region, offset, length, imm)
         sent = Sent(opcode, length)
-        return sent if self.transceiver.post(sent, Part(opcode, place, target, imm, inline), self.to) else None
+        return sent if self.transceiver.post(sent, Part(opcode, place, target, imm), self.to) else None
 
     def posting(
         self,

@@ -50,9 +50,16 @@ class Receiving(Waiting):
         """An attempt at it."""
         if not self._inbox:
             return None
+        transceiver = self.transceiver
         with self.engine.lock:
             message = self._message()
-            return None if message is None else self.transceiver.take(*message)
+            if message is None:
+                return None
+            slot, length = message
+            try:
+                return bytes(transceiver.payload(slot, length))
+            finally:
+                transceiver.repost(slot)
 
     def _message(self) -> Message | None:
         """Take the next message, if there is one. The engine's lock is held."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..abi import QpAttrMask, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress
+from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
 from ..errors import CompletionError, PostError, RdmaConnectError, StateError, VerbsError
@@ -69,7 +69,7 @@ class Transceiver:
         self._view = ring.view
         self._base = slot * ring.slot_size
         self._grh = GRH_BYTES if self.is_ud else 0
-        self._requests_out = [SendRequest()]
+        self._request, self._list = SendRequest(), list[SendRequest]()
         #: how many in a row are not signalled
         self._quiet = 0
         self._next_id, self._most_sent = _SEND, sizes.send_depth
@@ -142,21 +142,33 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``.
         """
-        on_the_way, request = self.sent, self._requests_out[0]
         with self.engine.lock:
-            if len(on_the_way) >= self._most_sent:
+            if len(self.sent) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
-            _fill(request, wr_id, part, to, _SIGNALED)
-            self._quiet, sent.posted = 0, True
-            on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
-            try:
-                self.qp.post_send(request)
-            except Exception:
-                on_the_way.pop()
-                sent.posted = False
-                raise
+            _fill(self._request, wr_id, part, to, _SIGNALED)
+            self._post(wr_id, sent)
             return True
+
+    def post_inline(self, sent: Sent, data: bytes | bytearray, remote: RemoteRegion | None = None) -> bool:
+        """The same for short data over RC and UC, which is copied: the hot path."""
+        with self.engine.lock:
+            if len(self.sent) >= self._most_sent:
+                return False
+            self._next_id = wr_id = self._next_id + 1
+            self._request.fill_inline(wr_id, sent.opcode, data, remote=remote)
+            self._post(wr_id, sent)
+            return True
+
+    def _post(self, wr_id: int, sent: Sent) -> None:
+        self._quiet, sent.posted = 0, True
+        self.sent.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
+        try:
+            self.qp.post_send(self._request)
+        except Exception:
+            self.sent.pop()
+            sent.posted = False
+            raise
 
     def post_list(self, work: list[Piece], to: UdAddress | None = None) -> bool | None:
         """Post work requests as one list, as many as there is room for, and take those out of ``work``.
@@ -169,7 +181,7 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``; those before the first bad one are taken out.
         """
-        on_the_way, requests = self.sent, self._requests_out
+        on_the_way, requests = self.sent, self._list
         with self.engine.lock:
             now = work[: self._most_sent - len(on_the_way)]
             if not now:
@@ -203,8 +215,16 @@ class Transceiver:
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
         if wr_id < _SEND:
-            if not status:
-                self._arrived(wr_id, wc)
+            if status:
+                return
+            if wc.opcode == _WITH_IMM:
+                self.immediates.append((wr_id, socket.ntohl(wc.imm_data)))
+                return
+            inbox = self.inboxes.get(self._source(wr_id, wc) if self.is_ud else None)
+            if inbox is None:
+                self.repost(wr_id)  # a datagram of somebody who is not connected
+            else:
+                inbox.append((wr_id, wc.byte_len - self._grh))
             return
         on_the_way = self.sent
         while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
@@ -222,16 +242,6 @@ class Transceiver:
 
     # ---- in
 
-    def _arrived(self, slot: int, wc: Any) -> None:
-        if wc.opcode == _WITH_IMM:
-            self.immediates.append((slot, socket.ntohl(wc.imm_data)))
-            return
-        inbox = self.inboxes.get(self._source(slot, wc) if self.is_ud else None)
-        if inbox is None:
-            self.repost(slot)  # a datagram of somebody who is not connected
-        else:
-            inbox.append((slot, wc.byte_len - self._grh))
-
     def _source(self, slot: int, wc: Any) -> Source:
         start = self._base + slot * self.slot_size
         grh = bytes(self._view[start : start + GRH_BYTES])
@@ -244,14 +254,6 @@ class Transceiver:
         """The bytes that came into a slot; valid until :meth:`repost`."""
         start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
-
-    def take(self, slot: int, length: int) -> bytes:
-        """The bytes that came into a slot, which goes back to the device. Called with the engine's lock held."""
-        start = self._base + slot * self.slot_size + self._grh
-        try:
-            return bytes(self._view[start : start + length])
-        finally:
-            self.repost(slot)
 
     @contextmanager
     def lend(self, slot: int, length: int) -> Iterator[memoryview]:
