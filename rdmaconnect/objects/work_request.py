@@ -26,6 +26,7 @@ _SIGNALED = int(SendFlags.SIGNALED)
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
+_WR_ID = Struct("=Q")
 _HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
 _AT_RDMA = ibv_send_wr.wr.offset
@@ -67,6 +68,8 @@ class SendRequest(Work):
     """
 
     _most = 0
+    #: opcode, length and flags of what was filled in inline, or None
+    _kind: tuple[int, int, int] | None = None
 
     def __init__(self) -> None:
         self.inline = 0
@@ -109,7 +112,7 @@ class SendRequest(Work):
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work, self.inline = None, 0
+        self.work, self.inline, self._kind = None, 0, None
         return self
 
     def fill_inline(
@@ -134,17 +137,21 @@ class SendRequest(Work):
             ValueError: another opcode: there is a method for it. Or a number that has more bits.
         """
         length, wr = len(data), self._wr
-        if length > self._most:
-            self._most, self._room = length, memoryview((ctypes.c_char * length)()).cast("B")
-            self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
-        if opcode not in _PLAIN or wr_id >> 64:
-            raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+        kind = opcode, length, flags
+        if kind == self._kind and not wr_id >> 64:  # as the one before: mostly it is
+            _WR_ID.pack_into(wr, 0, wr_id)
+        else:
+            if opcode not in _PLAIN or wr_id >> 64:
+                raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+            if length > self._most:
+                self._most, self._room = length, memoryview((ctypes.c_char * length)()).cast("B")
+                self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+            _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
+            _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
+            self.work, self.inline, self._kind = None, length, kind
         self._room[:length] = data
-        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
-        _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work, self.inline = None, length
         return self
 
     def _put(self, work: Operation) -> None:
@@ -165,7 +172,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work, self.inline = work, 0
+        self.work, self.inline, self._kind = work, 0, None
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""

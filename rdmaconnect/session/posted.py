@@ -66,7 +66,7 @@ class Transfer(_Posted):
 
 
 class AsyncTransfer(_Posted):
-    """The same as :class:`Transfer` for asyncio; it can be awaited itself."""
+    """The same as :class:`Transfer` for asyncio; to await it is to await its ``wait()``."""
 
     async def wait(self, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Transfer.wait`."""

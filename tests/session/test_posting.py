@@ -13,9 +13,10 @@ import pytest
 from software import Device, Software, connected
 
 import rdmaconnect
-from rdmaconnect.abi import SendFlags, WcStatus, ibv_send_wr
+from rdmaconnect.abi import SendFlags, WcStatus, WrOpcode, ibv_send_wr
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import CompletionError, DeadlineExceeded, PeerClosed, PostError, StateError
+from rdmaconnect.objects.work_request import SendRequest
 
 PATIENCE_S = 10
 TYPES = pytest.mark.parametrize("qp_type", ["RC", "UC", "UD"])
@@ -72,6 +73,18 @@ def test_short_messages_go_inline_and_need_no_memory(software: Software) -> None
         assert (len(there.recv()), there.recv()) == (65, b"short")
         assert [bool(call[0] & SendFlags.INLINE) for call in posted.calls[4:]] == [False, True]
         assert software.made["mr"] == made + 1
+
+
+def test_more_inline_than_the_queue_pair_takes_is_not_posted(software: Software) -> None:
+    with connected(max_inline_data=10) as (here, there):
+        qp = here._end.transceiver.qp
+        assert qp.max_inline_data == 10
+        long = SendRequest().fill_inline(1, WrOpcode.SEND, bytes(11))
+        for requests in ([long], [SendRequest().fill_inline(1, WrOpcode.SEND, b"x"), long]):
+            with pytest.raises(ValueError, match=r"post 11 bytes inline to RC QP .*: it takes 10"):
+                qp.post_send(*requests)
+        here.send(bytes(11))
+        assert there.recv() == bytes(11)
 
 
 def test_a_device_that_takes_nothing_inline_is_asked_once() -> None:
