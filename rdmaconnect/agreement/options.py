@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -10,7 +11,7 @@ from ..errors import shown
 from .endpoint import MTU_BYTES
 from .ranges import AH_RANGES, RANGES, Span, within
 
-__all__ = ["Options", "OptionsDict", "Sizes"]
+__all__ = ["Options", "OptionsDict", "Sizes", "check_fields"]
 
 _OF_QP = ("port_num", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer", "max_rd_atomic")
 #: what the fields of :class:`Options` can be
@@ -26,6 +27,18 @@ _SPANS: dict[str, Span] = {
     "max_inline_data": (0, 2**15, "bytes"),
     "spin": (0, 2**31, "polls"),
 }
+
+
+def check_fields(of: object, names: Iterable[str]) -> None:
+    """Refuse a value of those fields, named as in :class:`Options`, that is out of its range; None is passed over.
+
+    Raises:
+        TypeError, ValueError: as :func:`within`.
+    """
+    for name in names:
+        value = getattr(of, name)
+        if value is not None:
+            within(name, value, *_SPANS[name])
 
 
 class Sizes(NamedTuple):
@@ -118,10 +131,7 @@ class Options:
             raise TypeError(f"device is {shown(self.device)}: give its name, or None for any")
         if not isinstance(self.probe, bool):
             raise TypeError(f"probe is {shown(self.probe)}: give True or False")
-        for name, span in _SPANS.items():
-            value = getattr(self, name)
-            if value is not None:
-                within(name, value, *span)
+        check_fields(self, _SPANS)
         sizes = MTU_BYTES.values()
         if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
             raise ValueError(f"path_mtu is {shown(self.path_mtu)}: give {', '.join(map(str, sizes))} bytes")

@@ -6,14 +6,17 @@ The listener agrees and tells the connector; both then derive their own :class:`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import repeat
+from operator import attrgetter
 
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
 from .candidates import common_pkey, gid_words, needs_grh, rank_pairs
 from .endpoint import MTU_BYTES, Endpoint, GidEntry, PortAddress
-from .options import Options
+from .options import Options, check_fields
 
 __all__ = [
     "Agreement",
@@ -25,6 +28,11 @@ __all__ = [
     "make_paths",
     "used_ports",
 ]
+
+
+def _check_mtu(code: Mtu) -> None:
+    if code not in MTU_BYTES:
+        raise ValueError(f"path_mtu is code {int(code)}: give 1 to 5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,8 @@ class Wish:
     probe: bool = True
 
     def __post_init__(self) -> None:
-        Options(sl=self.sl, traffic_class=self.traffic_class, flow_label=self.flow_label, pkey=self.pkey)
-        if self.path_mtu not in MTU_BYTES:
-            raise ValueError(f"path_mtu is code {int(self.path_mtu)}: give 1 to 5")
+        check_fields(self, ("sl", "traffic_class", "flow_label", "pkey"))
+        _check_mtu(self.path_mtu)
 
     @classmethod
     def of(cls, options: Options) -> Wish:
@@ -78,7 +85,8 @@ class Agreement:
     pkey: int
 
     def __post_init__(self) -> None:
-        Wish(self.path_mtu, self.sl, self.traffic_class, self.flow_label)
+        check_fields(self, ("sl", "traffic_class", "flow_label"))
+        _check_mtu(self.path_mtu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,17 @@ class Path:
 
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
-        return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
+        path = object.__new__(Path)
+        own = (remote.qp_num, remote.psn, local.psn, local.qkey)
+        # without the constructor: of thousands of queue pairs this is done for each
+        deque(map(object.__setattr__, repeat(path), _OWN + _SHARED, own + _shared(self)), 0)
+        return path
+
+
+#: the fields of a :class:`Path` that are a queue pair's own, in the order of :meth:`Path.toward`; and the others
+_OWN = ("dest_qp_num", "rq_psn", "sq_psn", "qkey")
+_SHARED = tuple(field.name for field in fields(Path) if field.name not in _OWN)
+_shared = attrgetter(*_SHARED)
 
 
 def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:

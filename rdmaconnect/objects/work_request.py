@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, pointer
-from itertools import pairwise
+from itertools import pairwise, repeat
 from struct import Struct
 from typing import Any
 
@@ -18,7 +18,7 @@ from .fields import bits
 from .memory import Sge
 from .operations import Operation, Work, local, regions
 
-__all__ = ["RecvRequest", "SendRequest", "fill_sges", "post"]
+__all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
 
 _INLINE = int(SendFlags.INLINE)
 _SIGNALED = int(SendFlags.SIGNALED)
@@ -29,6 +29,7 @@ _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
 _WR_ID = Struct("=Q")
 _HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
+_RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _AT_RDMA = ibv_send_wr.wr.offset
 
 
@@ -221,12 +222,62 @@ class RecvRequest:
         request._hold(wr_id, local(sge, None)[0])
         return request
 
+    def fill(self, wr_id: int, addr: int, length: int, lkey: int) -> RecvRequest:
+        """Set everything for the next post: for the hot path. Arguments as of the constructor; it had one piece.
+
+        Raises:
+            ValueError: a number that has more bits.
+        """
+        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, 0)
+        self._wr.wr_id = wr_id
+        _SGE.pack_into(self._sges, 0, addr, length, lkey)
+        return self
+
     def _hold(self, wr_id: int, pieces: Sequence[Sge]) -> None:
         self._sges = (ibv_sge * len(pieces))()
         fill_sges(self._sges, pieces)
         self.regions = tuple(set(regions(pieces)))
         self._wr = ibv_recv_wr(wr_id=bits("wr_id", wr_id, 64), sg_list=self._sges, num_sge=len(pieces))
         self.wr = pointer(self._wr)
+
+
+class RecvList:
+    """Receives into slots that lie side by side in memory, posted as one list: a post costs as much as one receive.
+
+    Args:
+        count: how many slots.
+        length: bytes of each; not 0.
+        lkey: the key of their memory.
+
+    Attributes:
+        wr: ``struct ibv_recv_wr *``, the first of them; their ``wr_id`` count from 0.
+        regions: (), as it knows none.
+    """
+
+    regions = ()
+
+    def __init__(self, count: int, length: int, lkey: int) -> None:
+        self._count, self._length, self._lkey = count, length, lkey
+        self._sges = (ibv_sge * count)()
+        self._wrs = (ibv_recv_wr * count)()
+        at, size = ctypes.addressof(self._wrs), ctypes.sizeof(ibv_recv_wr)
+        following = [*(at + size * (i + 1) for i in range(count - 1)), 0]
+        pieces = range(ctypes.addressof(self._sges), ctypes.addressof(self._sges) + count * _SGE.size, _SGE.size)
+        _fill(self._wrs, map(_RECV.pack, range(count), following, pieces, repeat(1)))
+        self._wr = self._wrs[0]
+        self.wr = pointer(self._wr)
+
+    def at(self, addr: int) -> RecvList:
+        """The same for slots that begin at that address; what was posted is not changed by it."""
+        addrs = range(addr, addr + self._count * self._length, self._length)
+        _fill(self._sges, map(_SGE.pack, addrs, repeat(self._length), repeat(self._lkey)))
+        return self
+
+
+def _fill(array: Any, elements: Iterable[bytes]) -> None:
+    """Write the elements of a C array."""
+    ctypes.memmove(array, b"".join(elements), ctypes.sizeof(array))
 
 
 def post(function: Callable[..., int], queue: Any, requests: Sequence[Any], verb: str, doing: str) -> None:

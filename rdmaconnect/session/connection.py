@@ -320,7 +320,7 @@ class Connection(BaseConnection):
         run_apart(self._end.reconnect(deadline_s))
 
     def close(self) -> None:
-        """Tell the peer, flush what is outstanding, free everything. Twice is fine.
+        """Tell the peer, free everything; what is outstanding counts as flushed. Twice is fine.
 
         Raises:
             VerbsError: something could not be freed: it names all that stays. Close again later.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from ..abi import AccessFlags
-from ..errors import RdmaConnectError, StateError
+from ..abi import AccessFlags, QpType
+from ..agreement.options import Sizes
+from ..errors import RdmaConnectError, StateError, VerbsError
 from ..objects.completion import BATCH, CQ, CompChannel
 from ..objects.context import Context
 from ..objects.memory import MR, PD
+from ..objects.queuepair import QueuePair
+from ..objects.work_request import RecvList, RecvRequest
 from ..runtime.wakeup import Signal
 
 __all__ = ["Engine", "Ring"]
@@ -40,7 +45,6 @@ class Engine:
         lock: held while completions are taken and work is posted.
         changed: notified when completions were taken, by whoever, and when one of its users is closed.
         transceivers: queue pair number -> transceiver.
-        max_inline_data: bytes that queue pairs may be asked to send inline; 0 once the device has refused.
     """
 
     def __init__(self, context: Context, cqe: int) -> None:
@@ -48,7 +52,6 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = Signal()
         self.transceivers: dict[int, User] = {}
-        self.max_inline_data = 1 << 31
         try:
             self.pd = PD(context)
             self.channel = CompChannel(context)
@@ -56,6 +59,19 @@ class Engine:
         except BaseException:
             self.close()
             raise
+
+    def queue_pairs(self, qp_type: QpType, count: int, sizes: Sizes) -> list[QueuePair]:
+        """Queue pairs on its completion queue, in RESET; inline as much as is wished and the device gives."""
+        make = partial(
+            QueuePair.several, count, self.pd, self.cq, self.cq, qp_type,
+            max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth,
+        )  # fmt: skip
+        try:
+            return make(max_inline_data=sizes.max_inline_data)
+        except VerbsError as e:
+            if e.errno != errno.EINVAL or not sizes.max_inline_data:
+                raise
+        return make()
 
     @property
     def closed(self) -> bool:
@@ -113,10 +129,27 @@ class Ring:
         pd: the protection domain.
         slots: how many receives.
         slot_size: bytes of each.
+        depth: how many of them are posted together.
+
+    Attributes:
+        mr: its region.
+        view: its bytes.
+        receives: the receives of one transceiver, to be posted as one list; to be used under the engine's lock.
     """
 
-    def __init__(self, pd: PD, slots: int, slot_size: int) -> None:
+    def __init__(self, pd: PD, slots: int, slot_size: int, depth: int) -> None:
         self.slot_size = slot_size
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
+        self.receives, self._one = RecvList(depth, slot_size, self.mr.lkey), RecvRequest(0, 0, slot_size)
+
+    def receive(self, base: int, slot: int) -> RecvRequest:
+        """One receive, to be posted alone, before the next is asked for.
+
+        Args:
+            base: the byte at which a transceiver's slots begin.
+            slot: which of them; it is the ``wr_id``.
+        """
+        size = self.slot_size
+        return self._one.fill(slot, self.mr.addr + base + slot * size, size, self.mr.lkey)

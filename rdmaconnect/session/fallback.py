@@ -84,7 +84,7 @@ class Fallback:
         mine = []
         for port in ports:
             with contextlib.suppress(DeviceError), open_device(port.device) as context:
-                mine.append(port.address(context.query_device(), self.terms.options))
+                mine.append(port.address(context.attr, self.terms.options))
         return mine
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -167,6 +166,8 @@ def _private(data: bytes) -> bytes:
 
 def _meant(name: str, names: Collection[str]) -> str:
     """The name that was meant, in words; "" if none is near."""
+    import difflib  # seldom needed, and not loaded by who writes no unknown name
+
     near = difflib.get_close_matches(name, names, 1, 0.5)
     return f" ({near[0]}?)" if near else ""
 

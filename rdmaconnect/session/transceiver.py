@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import errno
 import secrets
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 from ..abi import QpAttrMask, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
 from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, PostError, RdmaConnectError, StateError, VerbsError
+from ..errors import CompletionError, PostError, RdmaConnectError, StateError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
-from ..objects.work_request import RecvRequest, SendRequest
+from ..objects.transition import Transition
+from ..objects.work_request import SendRequest
 from .engine import Engine, Ring
 from .transfer import Part, Piece, Sent
 
-__all__ = ["Source", "Transceiver"]
+__all__ = ["Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
@@ -40,11 +40,11 @@ class Transceiver:
 
     Args:
         engine: what it shares.
+        qp: its queue pair, in RESET; from here on it is the transceiver's.
         address: the port it is on.
-        qp_type: RC, UC or UD.
         sizes: how much of what.
         ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
-        pkey: partition key wished, or None.
+        to_init: the step from RESET to INIT, which all of a port take alike: see :func:`step_to_init`.
 
     Attributes:
         endpoint: what the peer is told.
@@ -56,15 +56,15 @@ class Transceiver:
     def __init__(
         self,
         engine: Engine,
+        qp: QueuePair,
         address: PortAddress,
-        qp_type: QpType,
         sizes: Sizes,
         ring: Ring,
         slot: int,
-        pkey: int | None = None,
+        to_init: Transition,
     ) -> None:
-        self.engine, self.sizes, self._pkey = engine, sizes, pkey
-        self.is_ud = qp_type == QpType.UD
+        self.engine, self.sizes, self._to_init = engine, sizes, to_init
+        self.qp, self.is_ud = qp, qp.qp_type == QpType.UD
         self._ring, self.slot_size = ring, ring.slot_size
         self._view = ring.view
         self._base = slot * ring.slot_size
@@ -78,37 +78,15 @@ class Transceiver:
         self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
-        self.qp = self._queue_pair(qp_type)
-        engine.transceivers[self.qp.qp_num] = self
+        engine.transceivers[qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
-        self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
-        self._requests = [
-            RecvRequest(i, ring.mr.addr + self._base + i * self.slot_size, self.slot_size, ring.mr.lkey)
-            for i in range(sizes.recv_depth)
-        ]
-        self._init()
+        self.endpoint = Endpoint(qp.qp_type, qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
+        self._init(to_init)
 
-    def _queue_pair(self, qp_type: QpType) -> QueuePair:
-        engine, sizes = self.engine, self.sizes
-        make = partial(
-            QueuePair, engine.pd, engine.cq, engine.cq, qp_type,
-            max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth,
-        )  # fmt: skip
-        inline = min(sizes.max_inline_data, engine.max_inline_data)
-        try:
-            return make(max_inline_data=inline)
-        except VerbsError as e:
-            if e.errno != errno.EINVAL or not inline:
-                raise
-        qp = make()
-        engine.max_inline_data = 0  # it was that: the device takes none so long
-        return qp
-
-    def _init(self) -> None:
-        self.qp.move(QpState.INIT, _Init(self.endpoint, self._pkey))
-        for request in self._requests:
-            self.qp.post_recv(request)
+    def _init(self, step: Transition) -> None:
+        self.qp.take(step, self.endpoint)
+        self.qp.post_recv(self._ring.receives.at(self._ring.mr.addr + self._base))
 
     def restart(self) -> None:
         """Back to INIT through RESET, with a fresh PSN and nothing outstanding: to be connected anew.
@@ -124,7 +102,7 @@ class Transceiver:
             self.immediates.clear()
             end = self.endpoint
             self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
-            self._init()
+            self._init(self._to_init)
 
     # ---- out
 
@@ -276,7 +254,7 @@ class Transceiver:
         """Give a slot back to the device. Called with the engine's lock held."""
         if self.broken is None:
             try:
-                self.qp.post_recv(self._requests[slot])
+                self.qp.post_recv(self._ring.receive(self._base, slot))
             except StateError:
                 if not self.qp.closed:
                     raise
@@ -295,54 +273,73 @@ class Transceiver:
 
     # ---- states
 
-    def to_rtr(self, path: Path) -> None:
+    def to_rtr(self, path: Path, step: Transition | None = None) -> None:
         """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE.
 
         A UD queue pair is there already where it serves another peer.
+
+        Args:
+            path: its path.
+            step: made ready, where many queue pairs take it: see :func:`step_to_rtr`.
         """
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-                self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
+        if not self.is_ud:
+            self.qp.take(step or step_to_rtr(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:  # peers of one UD queue pair may come at the same time; to move it never blocks
+            if self.qp.state not in (QpState.RTR, QpState.RTS):
+                self.qp.take(step_to_rtr(path, QpType.UD), path)
 
-    def to_rts(self, path: Path) -> None:
-        """RTR to RTS: from here on it may send."""
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state is QpState.RTS):
-                self.qp.move(QpState.RTS, path)
-
-    def _one_by_one(self) -> AbstractContextManager[object]:
-        """Peers of one UD queue pair may come at the same time; to move it never blocks."""
-        return self.engine.lock if self.is_ud else nullcontext()
+    def to_rts(self, path: Path, step: Transition | None = None) -> None:
+        """RTR to RTS: from here on it may send. Arguments as of :meth:`to_rtr`."""
+        if not self.is_ud:
+            self.qp.take(step or step_to_rts(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:
+            if self.qp.state is not QpState.RTS:
+                self.qp.take(step_to_rts(path, QpType.UD), path)
 
     def close(self) -> None:
-        """Flush through ERR, and destroy the queue pair. Twice is fine.
+        """Destroy the queue pair; what is outstanding counts as flushed. Twice is fine.
 
         Raises:
             VerbsError: the library refuses. Close again later.
         """
         with self.engine.lock:
-            if not self.qp.closed:
-                with suppress(RdmaConnectError):  # where the device is gone nothing is flushed, and all is free
-                    if self.qp.state not in (QpState.RESET, QpState.ERR):
-                        self.qp.move(QpState.ERR)
+            if self.sent and not self.qp.closed:
+                with suppress(RdmaConnectError):  # where the device is gone nothing has completed
                     self.engine.progress()
-                self.qp.close()
+            self.qp.close()
             self.engine.transceivers.pop(self.qp.qp_num, None)
             self._flush()
 
 
-class _Init:
-    """The attributes that RESET to INIT needs, before there is a path."""
+def step_to_init(qp_type: QpType, port: PortAddress, pkey: int | None) -> Transition:
+    """RESET to INIT, before there is a path.
 
-    def __init__(self, end: Endpoint, pkey: int | None) -> None:
-        self.port_num, self.qkey = end.port.port_num, end.qkey
-        self.qp_access_flags = ACCESS[end.qp_type]
-        wanted = [
-            index
-            for index, key in enumerate(end.port.pkeys)
-            if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
-        ]
-        self.pkey_index = wanted[0] if wanted else 0  # RTR sets the one agreed on
+    Args:
+        qp_type: RC, UC or UD.
+        port: the port it is on.
+        pkey: partition key wished, or None.
+    """
+    wanted = (
+        index
+        for index, key in enumerate(port.pkeys)
+        if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
+    )
+    values = SimpleNamespace(
+        port_num=port.port_num, qp_access_flags=ACCESS[qp_type], qkey=0, pkey_index=next(wanted, 0)
+    )
+    return Transition(qp_type, QpState.RESET, QpState.INIT, values)
+
+
+def step_to_rtr(path: Path, qp_type: QpType) -> Transition:
+    """INIT to RTR, along a path; INIT took the first P_Key that could be, this sets the one agreed on."""
+    return Transition(qp_type, QpState.INIT, QpState.RTR, path, QpAttrMask.PKEY_INDEX)
+
+
+def step_to_rts(path: Path, qp_type: QpType) -> Transition:
+    """RTR to RTS, along a path."""
+    return Transition(qp_type, QpState.RTR, QpState.RTS, path)
 
 
 def _fill(request: SendRequest, wr_id: int, part: Part, to: UdAddress | None, flags: int) -> None:

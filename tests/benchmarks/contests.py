@@ -286,6 +286,10 @@ def contests(scale: Scale) -> dict[str, Contest]:
             (
                 Turn("python", "1 zmq, msgpack", {"import: zmq, msgpack": importing}),
                 Turn("python", "1 rdmaconnect", {"import: rdmaconnect": importing}),
+                Turn(
+                    "python", "1 rdmaconnect; rdmaconnect.connect; rdmaconnect.listen",
+                    {"import: rdmaconnect, and what connects and listens": importing},
+                ),
             ),
         ),
     }  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from program import MESSAGE, RECEIVES, Program, check, now, pattern, resident, swap
 
 import rdmaconnect
+from rdmaconnect import connect, connect_many, listen
 from rdmaconnect.abi import QpState, QpType, WrOpcode
 from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.objects.completion import CQ
@@ -50,7 +51,7 @@ class Ours(Program):
     def listening(self, spin: int = rdmaconnect.Options().spin) -> rdmaconnect.Listener:
         """The listener; it stays for the next time."""
         if spin not in self.listeners:
-            self.listeners[spin] = rdmaconnect.listen(f"{self.address}:0", spin=spin)
+            self.listeners[spin] = listen(f"{self.address}:0", spin=spin)
         listener = self.listeners[spin]
         self.ready(int(listener.url.rpartition(":")[2]))
         return listener
@@ -62,13 +63,11 @@ class Ours(Program):
 
     def connect(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
         """So many connections from one exchange; the sizes are the default's."""
-        return self.joined(
-            count, size, lambda: rdmaconnect.connect_many(self.url(port), count, deadline_s=PATIENCE_S, **options)
-        )
+        return self.joined(count, size, lambda: connect_many(self.url(port), count, deadline_s=PATIENCE_S, **options))
 
     def one(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
         """One connection."""
-        return self.joined(1, size, lambda: [rdmaconnect.connect(self.url(port), deadline_s=PATIENCE_S, **options)])
+        return self.joined(1, size, lambda: [connect(self.url(port), deadline_s=PATIENCE_S, **options)])
 
     def connect_unproven(self, *numbers: int) -> dict[str, Any]:
         """The same without the probe."""
@@ -89,7 +88,7 @@ class Ours(Program):
 
         def all_at_once() -> list[rdmaconnect.Connection]:
             with ThreadPoolExecutor(count) as threads:
-                return list(threads.map(lambda _: rdmaconnect.connect(self.url(port), **sizes), range(count)))
+                return list(threads.map(lambda _: connect(self.url(port), **sizes), range(count)))
 
         return self.joined(count, size, all_at_once, ordered=False)
 
@@ -129,7 +128,7 @@ class Ours(Program):
             if self.listens:
                 self.playing = self.listening(SPIN).accept(deadline_s=PATIENCE_S, tolerant=False)
             else:
-                self.playing = rdmaconnect.connect(self.url(port), spin=SPIN, deadline_s=PATIENCE_S)
+                self.playing = connect(self.url(port), spin=SPIN, deadline_s=PATIENCE_S)
         else:
             self.ready()
         return self.playing

@@ -105,6 +105,7 @@ async def use_async(peer: str) -> None:
 
 #: what is wrong -> the line
 WRONG = {
+    "a name that there is not": 'rdmaconnect.conect("peer")',
     "a keyword that there is not": 'rdmaconnect.connect("peer", gid_idx=3)',
     "the name of a device as a number": 'rdmaconnect.connect("peer", device=0)',
     "a port number as text": 'rdmaconnect.connect("peer", port_num="1")',
