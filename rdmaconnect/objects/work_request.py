@@ -15,7 +15,7 @@ from ..agreement.endpoint import RemoteRegion
 from ..errors import PostError, StateError
 from .address import UdAddress
 from .fields import bits
-from .memory import Sge
+from .memory import MR, Sge
 from .operations import Operation, Work, local, regions
 
 __all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
@@ -28,8 +28,10 @@ _SIGNALED = int(SendFlags.SIGNALED)
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
 _WR_ID = Struct("=Q")
 _HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
+_RECV = Struct("=QQQi")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
 _RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
+_ONE_SGE = ibv_sge * 1
 _AT_RDMA = ibv_send_wr.wr.offset
 
 
@@ -212,8 +214,15 @@ class RecvRequest:
         regions: the regions of its pieces, as far as they are known.
     """
 
+    regions: tuple[MR, ...]
+
     def __init__(self, wr_id: int, addr: int = 0, length: int = 0, lkey: int = 0) -> None:
-        self._hold(wr_id, (Sge(addr, length, lkey),) if length else ())
+        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, 0)
+        self._sges, self._wr, self.regions = _ONE_SGE(), ibv_recv_wr(), ()
+        _SGE.pack_into(self._sges, 0, addr, length, lkey)
+        _RECV.pack_into(self._wr, 0, wr_id, 0, ctypes.addressof(self._sges), 1 if length else 0)
+        self.wr = pointer(self._wr)
 
     @classmethod
     def scatter(cls, wr_id: int, sge: Sge | Sequence[Sge]) -> RecvRequest:
@@ -221,18 +230,6 @@ class RecvRequest:
         request = cls.__new__(cls)
         request._hold(wr_id, local(sge, None)[0])
         return request
-
-    def fill(self, wr_id: int, addr: int, length: int, lkey: int) -> RecvRequest:
-        """Set everything for the next post: for the hot path. Arguments as of the constructor; it had one piece.
-
-        Raises:
-            ValueError: a number that has more bits.
-        """
-        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
-            raise _too_large(wr_id, addr, length, lkey, 0)
-        self._wr.wr_id = wr_id
-        _SGE.pack_into(self._sges, 0, addr, length, lkey)
-        return self
 
     def _hold(self, wr_id: int, pieces: Sequence[Sge]) -> None:
         self._sges = (ibv_sge * len(pieces))()

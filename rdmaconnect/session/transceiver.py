@@ -19,7 +19,7 @@ from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.transition import Transition
-from ..objects.work_request import SendRequest
+from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
 from .transfer import Part, Piece, Sent
 
@@ -78,6 +78,8 @@ class Transceiver:
         self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
+        #: slot -> its receive, made when it is first given back: many connections never use most of theirs
+        self._receives: dict[int, RecvRequest] = {}
         engine.transceivers[qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
@@ -253,8 +255,12 @@ class Transceiver:
     def repost(self, slot: int) -> None:
         """Give a slot back to the device. Called with the engine's lock held."""
         if self.broken is None:
+            request = self._receives.get(slot)
+            if request is None:
+                at = self._ring.mr.addr + self._base + slot * self.slot_size
+                request = self._receives[slot] = RecvRequest(slot, at, self.slot_size, self._ring.mr.lkey)
             try:
-                self.qp.post_recv(self._ring.receive(self._base, slot))
+                self.qp.post_recv(request)
             except StateError:
                 if not self.qp.closed:
                     raise
