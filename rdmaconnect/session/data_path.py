@@ -330,7 +330,7 @@ class DataPath(Receiving):
     def finish(self, sent: Sent, deadline: Deadline) -> Procedure[None]:
         """Wait until it is done."""
         if sent.status is None:
-            yield from self._until(sent.over, deadline, sent.doing)
+            yield from self._until(sent.over, deadline, sent.doing, flushed=True)
         self.finished(sent)
 
     def _failure(self, sent: Sent) -> CompletionError:

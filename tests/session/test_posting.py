@@ -279,6 +279,20 @@ def test_the_failure_of_one_is_told_to_that_one(software: Software, together: bo
             sent[2].wait()
 
 
+def test_what_is_on_its_way_when_another_fails_is_told_its_own_end(software: Software) -> None:
+    with connected(listen={"recv_depth": 1}) as (here, there), ThreadPoolExecutor(1) as threads:
+        sent = [here.post_send(b"x") for _ in range(3)]
+        here._end.transceiver.broken = CompletionError(WcStatus.REM_ACCESS_ERR, doing="write another")
+        receiving = threads.submit(lambda: (time.sleep(0.2), there.recv(), there.recv(), there.recv()))
+        sent[2].wait(deadline_s=PATIENCE_S)
+        receiving.result(PATIENCE_S)
+        never = here.post_send(b"y"), here.post_send(b"y")
+        with pytest.raises(CompletionError, match="write another"):
+            never[1].wait(deadline_s=PATIENCE_S)
+        with pytest.raises(DeadlineExceeded):
+            never[1].wait(deadline_s=0.1)
+
+
 def test_closing_ends_what_is_on_its_way(software: Software) -> None:
     with connected(listen={"recv_depth": 1}) as (here, there):
         sent = [here.post_send(b"x" * 1000) for _ in range(6)]
