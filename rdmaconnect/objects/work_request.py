@@ -15,7 +15,7 @@ from ..agreement.endpoint import RemoteRegion
 from ..errors import PostError, StateError
 from .address import UdAddress
 from .fields import bits
-from .memory import Sge
+from .memory import MR, Sge
 from .operations import Operation, Work, local, regions
 
 __all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
@@ -26,9 +26,12 @@ _SIGNALED = int(SendFlags.SIGNALED)
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
+_WR_ID = Struct("=Q")
 _HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
+_RECV = Struct("=QQQi")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
 _RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
+_ONE_SGE = ibv_sge * 1
 _AT_RDMA = ibv_send_wr.wr.offset
 
 
@@ -67,7 +70,9 @@ class SendRequest(Work):
         inline: bytes that :meth:`fill_inline` has copied, else 0.
     """
 
-    _room = memoryview(b"")
+    _most = 0
+    #: opcode, length and flags of what was filled in inline, or None
+    _kind: tuple[int, int, int] | None = None
 
     def __init__(self) -> None:
         self.inline = 0
@@ -86,7 +91,7 @@ class SendRequest(Work):
         lkey: int,
         *,
         remote: RemoteRegion | None = None,
-        flags: SendFlags = SendFlags.SIGNALED,
+        flags: int = _SIGNALED,
     ) -> SendRequest:
         """Set everything for the next post: for the hot path.
 
@@ -100,18 +105,17 @@ class SendRequest(Work):
         Raises:
             ValueError: another opcode, or inline: there is a method for it. Or a number that has more bits.
         """
-        bits = int(flags)
-        if opcode not in _PLAIN or bits & _INLINE:
-            raise ValueError(f"fill in {opcode} with {flags}: use the operation's own method")
-        if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
-            raise _too_large(wr_id, addr, length, lkey, bits)
+        if opcode not in _PLAIN or flags & _INLINE:
+            raise ValueError(f"fill in {opcode} with {SendFlags(flags)}: use the operation's own method")
+        if (wr_id | addr) >> 64 or (length | lkey | flags) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, flags)
         wr = self._wr
         # some devices read a length of 0 as 2 GiB
-        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, bits)
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, flags)
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work, self.inline = None, 0
+        self.work, self.inline, self._kind = None, 0, None
         return self
 
     def fill_inline(
@@ -136,17 +140,21 @@ class SendRequest(Work):
             ValueError: another opcode: there is a method for it. Or a number that has more bits.
         """
         length, wr = len(data), self._wr
-        if length > len(self._room):
-            self._room = memoryview((ctypes.c_char * length)()).cast("B")
-            self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
-        if opcode not in _PLAIN or wr_id >> 64:
-            raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+        kind = opcode, length, flags
+        if kind == self._kind and not wr_id >> 64:  # as the one before: mostly it is
+            _WR_ID.pack_into(wr, 0, wr_id)
+        else:
+            if opcode not in _PLAIN or wr_id >> 64:
+                raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+            if length > self._most:
+                self._most, self._room = length, memoryview((ctypes.c_char * length)()).cast("B")
+                self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+            _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
+            _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
+            self.work, self.inline, self._kind = None, length, kind
         self._room[:length] = data
-        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
-        _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work, self.inline = None, length
         return self
 
     def _put(self, work: Operation) -> None:
@@ -167,7 +175,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work, self.inline = work, 0
+        self.work, self.inline, self._kind = work, 0, None
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""
@@ -206,8 +214,15 @@ class RecvRequest:
         regions: the regions of its pieces, as far as they are known.
     """
 
+    regions: tuple[MR, ...]
+
     def __init__(self, wr_id: int, addr: int = 0, length: int = 0, lkey: int = 0) -> None:
-        self._hold(wr_id, (Sge(addr, length, lkey),) if length else ())
+        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, 0)
+        self._sges, self._wr, self.regions = _ONE_SGE(), ibv_recv_wr(), ()
+        _SGE.pack_into(self._sges, 0, addr, length, lkey)
+        _RECV.pack_into(self._wr, 0, wr_id, 0, ctypes.addressof(self._sges), 1 if length else 0)
+        self.wr = pointer(self._wr)
 
     @classmethod
     def scatter(cls, wr_id: int, sge: Sge | Sequence[Sge]) -> RecvRequest:
@@ -215,18 +230,6 @@ class RecvRequest:
         request = cls.__new__(cls)
         request._hold(wr_id, local(sge, None)[0])
         return request
-
-    def fill(self, wr_id: int, addr: int, length: int, lkey: int) -> RecvRequest:
-        """Set everything for the next post: for the hot path. Arguments as of the constructor; it had one piece.
-
-        Raises:
-            ValueError: a number that has more bits.
-        """
-        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
-            raise _too_large(wr_id, addr, length, lkey, 0)
-        self._wr.wr_id = wr_id
-        _SGE.pack_into(self._sges, 0, addr, length, lkey)
-        return self
 
     def _hold(self, wr_id: int, pieces: Sequence[Sge]) -> None:
         self._sges = (ibv_sge * len(pieces))()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
 from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from ..agreement.path import Path
-from ..errors import CompletionError, shown
+from ..errors import CompletionError, StateError, shown
 from ..objects.address import AddressHandle, UdAddress
 from ..objects.buffer_like import BufferLike
 from ..objects.buffers import Buffer, hold
@@ -21,7 +21,7 @@ from ..runtime.procedure import Call, Procedure
 from .receiving import Receiving
 from .staging import Staging
 from .transceiver import Source
-from .transfer import LONGEST, Part, Sent, parts, words
+from .transfer import LONGEST, Part, Piece, Sent, parts, words
 
 __all__ = ["DataPath", "Work"]
 
@@ -83,7 +83,7 @@ class DataPath(Receiving):
         sent = self.try_post(_SEND, data)
         if sent is None:
             return self._whole(Deadline(deadline_s), _SEND, data)
-        return None if self.done(sent) else self.finish(sent, Deadline(deadline_s))
+        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
 
     def write(
         self, data: BufferLike | MR, region: RemoteRegion | str, offset: int, imm: int | None, deadline_s: float | None
@@ -94,7 +94,22 @@ class DataPath(Receiving):
         sent = self.try_post(*work)
         if sent is None:
             return self._whole(Deadline(deadline_s), *work)
-        return None if self.done(sent) else self.finish(sent, Deadline(deadline_s))
+        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
+
+    def begin_send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[Sent]:
+        """Post a message."""
+        self._check(deadline_s)
+        sent = self.try_post(_SEND, data)
+        return sent if sent is not None else (yield from self.posting(Deadline(deadline_s), _SEND, data))
+
+    def begin_write(
+        self, data: BufferLike | MR, region: RemoteRegion | str, offset: int, imm: int | None, deadline_s: float | None
+    ) -> Procedure[Sent]:
+        """Post a write."""
+        self._check(deadline_s)
+        work = self.writing(data, region, offset, imm)
+        sent = self.try_post(*work)
+        return sent if sent is not None else (yield from self.posting(Deadline(deadline_s), *work))
 
     def writing(self, data: BufferLike | MR, region: RemoteRegion | str, offset: int, imm: int | None) -> Work:
         """The arguments of :meth:`try_post` for a write."""
@@ -139,21 +154,20 @@ class DataPath(Receiving):
         imm: int | None = None,
     ) -> Sent | None:
         """Post what is registered, or goes inline, if there is room for it now; None else."""
-        inline: BufferLike | None = None
-        if data.__class__ in _PLAIN:
-            length, place, inline = len(data), _NOWHERE, data
+        if data.__class__ in _PLAIN and self.to is None and imm is None:
+            length = len(data)
             if not 0 < length <= self._inline:
                 return None
-        elif isinstance(data, MR):
-            length = data.length
-            if length > self._longest or (region is None and length > self.max_send_size):
-                return None
-            place = (self._mine(data, opcode).addr, length, data.lkey)
-        else:
+            target = None if region is None else region.slice(offset, length)
+            sent = Sent(opcode, length)
+            return sent if self.transceiver.post_inline(sent, data, target) else None
+        if not isinstance(data, MR) or data.length > (self.max_send_size if region is None else self._longest):
             return None
+        length = data.length
+        place = (self._mine(data, opcode).addr, length, data.lkey)
         target = None if region is None else _target(region, offset, length, imm)
         sent = Sent(opcode, length)
-        return sent if self.transceiver.post(sent, Part(opcode, place, target, imm, inline), self.to) else None
+        return sent if self.transceiver.post(sent, Part(opcode, place, target, imm), self.to) else None
 
     def posting(
         self,
@@ -163,8 +177,9 @@ class DataPath(Receiving):
         region: RemoteRegion | None = None,
         offset: int = 0,
         imm: int | None = None,
+        into: list[Piece] | None = None,
     ) -> Procedure[Sent]:
-        """Give the data a registered address, wait for room, and post it."""
+        """Give the data a registered address, wait for room, and post it; or put it ``into`` a list to be posted."""
         with _held(data) as source:
             length = source.length
             sent = Sent(opcode, length)
@@ -178,15 +193,16 @@ class DataPath(Receiving):
                 elif source.device is None and 0 < length <= self._inline:
                     inline = bytes(source.view)
                 elif source.device is None and 0 < length <= self._stage_size:
-                    place = yield from self._staged(sent, source.view, deadline)
+                    place = yield from self._staged(sent, source.view, deadline, into)
                 elif length:
                     # it holds the buffer for itself; in a worker, where Ctrl-C leaves none to nobody
                     make = partial(self.register, source.owner, AccessFlags(0))
                     mr = yield Call(make, deadline, sent.doing, undo=MR.close)
                     place, sent.release = (mr.addr, length, mr.lkey), mr.close
-                yield from self._post(sent, place, target, imm, inline, deadline)
-            finally:
-                self._give_up(sent)
+                yield from self._post(sent, Part(opcode, place, target, imm, inline), deadline, into)
+            except BaseException:
+                self._give_up(sent, into)
+                raise
         return sent
 
     def reading(
@@ -196,8 +212,9 @@ class DataPath(Receiving):
         length: int | None,
         offset: int,
         deadline: Deadline,
+        into: list[Piece] | None = None,
     ) -> Procedure[Sent]:
-        """Have the peer's memory read into registered memory."""
+        """Have the peer's memory read into registered memory; or put that ``into`` a list to be posted."""
         self._need("RDMA read", QpType.RC)
         room = _room(buffer)
         length = room if length is None else length
@@ -205,45 +222,60 @@ class DataPath(Receiving):
         if length > room:
             raise ValueError(f"read {length} bytes: the buffer has {room}")
         sent = Sent(_READ, length)
+        if not length:
+            sent.posted = True
+            sent.ended()
+            return sent
         try:
-            if length:
-                if isinstance(buffer, MR):
-                    mr = self._mine(buffer, _READ)
-                else:
-                    mr = self.register(buffer, AccessFlags.LOCAL_WRITE)
-                    sent.release = mr.close
-                yield from self._post(sent, (mr.addr, length, mr.lkey), source, None, None, deadline)
-        finally:
-            self._give_up(sent)
+            if isinstance(buffer, MR):
+                mr = self._mine(buffer, _READ)
+            else:
+                mr = self.register(buffer, AccessFlags.LOCAL_WRITE)
+                sent.release = mr.close
+            yield from self._post(sent, Part(_READ, (mr.addr, length, mr.lkey), source), deadline, into)
+        except BaseException:
+            self._give_up(sent, into)
+            raise
         return sent
 
-    def _post(
-        self,
-        sent: Sent,
-        place: tuple[int, int, int],
-        target: RemoteRegion | None,
-        imm: int | None,
-        inline: bytes | None,
-        deadline: Deadline,
-    ) -> Procedure[None]:
-        """Post it, as several work requests where one may not be so long, as there is room."""
-        if inline is not None:
-            work = [Part(sent.opcode, place, target, imm, inline)]
+    def _post(self, sent: Sent, whole: Part, deadline: Deadline, into: list[Piece] | None) -> Procedure[None]:
+        """Post it, as several work requests where one may not be so long; or put it into the list."""
+        work = [] if into is None else into
+        if sent.length <= self._longest:
+            work.append(Piece(sent, whole, True))
         else:
-            work = list(parts(sent.opcode, place, target, imm, self._longest))
-        for part in work:
-            post = partial(self.transceiver.post, sent, part, self.to, part is work[-1])
-            yield from self._until(lambda post=post: post() or None, deadline, sent.doing)  # type: ignore[misc]
-            if sent.failed:
-                return
+            opcode, place, target, imm, _ = whole
+            divided = list(parts(opcode, place, target, imm, self._longest))
+            work += [Piece(sent, part, part is divided[-1]) for part in divided]
+        if into is None or len(work) >= self.transceiver.sizes.send_depth:
+            yield from self.post_list(work, deadline)
 
-    def _give_up(self, sent: Sent) -> None:
-        """Of what was not posted to its end nothing more comes."""
-        if not sent.posted:
-            with self.engine.lock:
-                sent.ended()
+    def post_list(self, work: list[Piece], deadline: Deadline) -> Procedure[None]:
+        """Post all of a list, as there is room, and empty it."""
+        if work:
+            post = partial(self.transceiver.post_list, work, self.to)
+            first = work[0].sent
+            doing = first.doing if first is work[-1].sent else f"post {len(work)} work requests"
+            yield from self._until(post, deadline, doing)
 
-    def _staged(self, sent: Sent, data: memoryview, deadline: Deadline) -> Procedure[tuple[int, int, int]]:
+    def drop(self, work: list[Piece]) -> None:
+        """Have nothing of a list posted."""
+        for piece in work:
+            self._give_up(piece.sent, None)
+        work.clear()
+
+    def _give_up(self, sent: Sent, into: list[Piece] | None) -> None:
+        """Of what was not posted to its end nothing more is."""
+        if into is not None:
+            into[:] = [piece for piece in into if piece.sent is not sent]
+        with self.engine.lock:
+            if not sent.posted:
+                sent.posted = True
+                sent.ended(WcStatus.WR_FLUSH_ERR)
+
+    def _staged(
+        self, sent: Sent, data: memoryview, deadline: Deadline, into: list[Piece] | None
+    ) -> Procedure[tuple[int, int, int]]:
         """Copy it into the staging memory."""
         if self._staging is None:
             yield Call(self._make_staging, deadline, sent.doing)
@@ -258,7 +290,12 @@ class DataPath(Receiving):
                 sent.release = partial(staging.give_back, place)
                 return staging.mr.addr + place.start
 
-        return (yield from self._until(attempt, deadline, sent.doing)), len(data), staging.mr.lkey
+        addr = attempt()
+        if addr is None:
+            if into:  # nobody else gives back what is in there
+                yield from self.post_list(into, deadline)
+            addr = yield from self._until(attempt, deadline, sent.doing)
+        return addr, len(data), staging.mr.lkey
 
     def _make_staging(self) -> None:
         with self.engine.lock:
@@ -267,7 +304,7 @@ class DataPath(Receiving):
 
     # ---- what has become of it
 
-    def done(self, sent: Sent) -> bool:
+    def finished(self, sent: Sent) -> bool:
         """Whether it is done; never waits.
 
         Raises:
@@ -278,14 +315,23 @@ class DataPath(Receiving):
             if sent.status is None:
                 return False
         if sent.status:
+            if sent.status == WcStatus.WR_FLUSH_ERR:
+                self.check_open()
             raise self._over(sent.doing, self._failure(sent))
         return True
+
+    def is_over(self, sent: Sent) -> bool:
+        """Whether nothing more comes of it; never waits."""
+        if sent.status is None:
+            with suppress(StateError):  # it is being closed
+                self.engine.progress()
+        return sent.status is not None
 
     def finish(self, sent: Sent, deadline: Deadline) -> Procedure[None]:
         """Wait until it is done."""
         if sent.status is None:
-            yield from self._until(sent.over, deadline, sent.doing)
-        self.done(sent)
+            yield from self._until(sent.over, deadline, sent.doing, flushed=True)
+        self.finished(sent)
 
     def _failure(self, sent: Sent) -> CompletionError:
         return CompletionError(

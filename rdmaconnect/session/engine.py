@@ -16,7 +16,7 @@ from ..objects.completion import BATCH, CQ, CompChannel
 from ..objects.context import Context
 from ..objects.memory import MR, PD
 from ..objects.queuepair import QueuePair
-from ..objects.work_request import RecvList, RecvRequest
+from ..objects.work_request import RecvList
 from ..runtime.wakeup import Signal
 
 __all__ = ["Engine", "Ring"]
@@ -142,14 +142,4 @@ class Ring:
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
-        self.receives, self._one = RecvList(depth, slot_size, self.mr.lkey), RecvRequest(0, 0, slot_size)
-
-    def receive(self, base: int, slot: int) -> RecvRequest:
-        """One receive, to be posted alone, before the next is asked for.
-
-        Args:
-            base: the byte at which a transceiver's slots begin.
-            slot: which of them; it is the ``wr_id``.
-        """
-        size = self.slot_size
-        return self._one.fill(slot, self.mr.addr + base + slot * size, size, self.mr.lkey)
+        self.receives = RecvList(depth, slot_size, self.mr.lkey)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import AbstractContextManager
 
 from ..abi import QpType
 from ..agreement.endpoint import Endpoint
@@ -49,9 +50,16 @@ class Receiving(Waiting):
         """An attempt at it."""
         if not self._inbox:
             return None
+        transceiver = self.transceiver
         with self.engine.lock:
             message = self._message()
-            return None if message is None else self.transceiver.take(*message)
+            if message is None:
+                return None
+            slot, length = message
+            try:
+                return bytes(transceiver.payload(slot, length))
+            finally:
+                transceiver.repost(slot)
 
     def _message(self) -> Message | None:
         """Take the next message, if there is one. The engine's lock is held."""
@@ -88,6 +96,18 @@ class Receiving(Waiting):
                     return length
 
             return (yield from self._until(attempt, Deadline(deadline_s), "recv"))
+
+    def recv_view(self, deadline_s: float | None) -> Procedure[AbstractContextManager[memoryview]]:
+        self.check_open()
+        return (yield from self._until(self._lent, Deadline(deadline_s), "recv"))
+
+    def _lent(self) -> AbstractContextManager[memoryview] | None:
+        """An attempt at it."""
+        if not self._inbox:
+            return None
+        with self.engine.lock:
+            message = self._message()
+            return None if message is None else self.transceiver.lend(*message)
 
     def recv_imm(self, deadline_s: float | None) -> Procedure[int]:
         self._need("a write that is told", QpType.RC, QpType.UC)

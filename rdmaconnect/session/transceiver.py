@@ -5,27 +5,29 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
-from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus
-from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress
+from ..abi import QpAttrMask, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
+from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError, StateError
+from ..errors import CompletionError, PostError, RdmaConnectError, StateError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
 from ..objects.transition import Transition
-from ..objects.work_request import SendRequest
+from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
-from .transfer import Part, Sent
+from .transfer import Part, Piece, Sent
 
 __all__ = ["Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
+_SIGNALED = int(SendFlags.SIGNALED)
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
@@ -67,13 +69,17 @@ class Transceiver:
         self._view = ring.view
         self._base = slot * ring.slot_size
         self._grh = GRH_BYTES if self.is_ud else 0
-        self._request = SendRequest()
+        self._request, self._list = SendRequest(), list[SendRequest]()
+        #: how many in a row are not signalled
+        self._quiet = 0
         self._next_id, self._most_sent = _SEND, sizes.send_depth
         self.broken: CompletionError | None = None
         #: work-request id and transfer of each that has not completed, in the order of posting
         self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
+        #: slot -> its receive, made when it is first given back: many connections never use most of theirs
+        self._receives: dict[int, RecvRequest] = {}
         engine.transceivers[qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
@@ -102,14 +108,13 @@ class Transceiver:
 
     # ---- out
 
-    def post(self, sent: Sent, part: Part, to: UdAddress | None = None, last: bool = True) -> bool:
-        """Post one send work request.
+    def post(self, sent: Sent, part: Part, to: UdAddress | None = None) -> bool:
+        """Post a transfer of one work request.
 
         Args:
             sent: what becomes of it.
             part: what it does.
             to: for UD, where it goes.
-            last: whether it is the last of ``sent``.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -117,32 +122,69 @@ class Transceiver:
         Raises:
             VerbsError: as ``ibv_post_send``.
         """
-        on_the_way, request = self.sent, self._request
         with self.engine.lock:
-            if len(on_the_way) >= self._most_sent:
+            if len(self.sent) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
-            opcode, place, remote, imm, inline = part
-            if to is not None:
-                request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to)
-            elif imm is not None and remote is not None:
-                request.rdma_write_imm(wr_id, remote, imm, sge=None if inline else Sge(*place), inline=inline)
-            elif inline is not None:
-                request.fill_inline(wr_id, opcode, inline, remote=remote)
-            else:
-                request.fill(wr_id, opcode, *place, remote=remote)
-            if last:
-                sent.posted = True
-            else:
-                sent.left += 1
-            on_the_way.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
-            try:
-                self.qp.post_send(request)
-            except Exception:
-                on_the_way.pop()
-                sent.posted, sent.left = False, sent.left - (not last)
-                raise
+            _fill(self._request, wr_id, part, to, _SIGNALED)
+            self._post(wr_id, sent)
             return True
+
+    def post_inline(self, sent: Sent, data: bytes | bytearray, remote: RemoteRegion | None = None) -> bool:
+        """The same for short data over RC and UC, which is copied: the hot path."""
+        with self.engine.lock:
+            if len(self.sent) >= self._most_sent:
+                return False
+            self._next_id = wr_id = self._next_id + 1
+            self._request.fill_inline(wr_id, sent.opcode, data, remote=remote)
+            self._post(wr_id, sent)
+            return True
+
+    def _post(self, wr_id: int, sent: Sent) -> None:
+        self._quiet, sent.posted = 0, True
+        self.sent.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
+        try:
+            self.qp.post_send(self._request)
+        except Exception:
+            self.sent.pop()
+            sent.posted = False
+            raise
+
+    def post_list(self, work: list[Piece], to: UdAddress | None = None) -> bool | None:
+        """Post work requests as one list, as many as there is room for, and take those out of ``work``.
+
+        Only the last one is signalled, and as many before that there is room again in time.
+
+        Returns:
+            None if some are left: try again after :meth:`Engine.progress`.
+
+        Raises:
+            VerbsError: as ``ibv_post_send``; those before the first bad one are taken out.
+        """
+        on_the_way, requests = self.sent, self._list
+        with self.engine.lock:
+            now = work[: self._most_sent - len(on_the_way)]
+            if not now:
+                return None
+            requests += [SendRequest() for _ in range(len(now) - len(requests))]
+            for at, (sent, part, last) in enumerate(now, 1):
+                self._next_id = wr_id = self._next_id + 1
+                signaled = at == len(now) or self._quiet >= self._most_sent // 2
+                self._quiet = 0 if signaled else self._quiet + 1
+                _fill(requests[at - 1], wr_id, part, to, _SIGNALED if signaled else 0)
+                sent.left, sent.posted = sent.left + (not last), last
+                on_the_way.append((wr_id, sent))
+            try:
+                self.qp.post_send(*requests[: len(now)])
+            except Exception as e:
+                posted = (e.posted if isinstance(e, PostError) else 0) or 0
+                for sent, _, last in reversed(now[posted:]):
+                    on_the_way.pop()
+                    sent.left, sent.posted = sent.left - (not last), False
+                del work[:posted]
+                raise
+            del work[: len(now)]
+            return None if work else True
 
     def complete(self, wc: Any) -> None:
         """Take one completion. Called with the engine's lock held."""
@@ -153,8 +195,16 @@ class Transceiver:
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
         if wr_id < _SEND:
-            if not status:
-                self._arrived(wr_id, wc)
+            if status:
+                return
+            if wc.opcode == _WITH_IMM:
+                self.immediates.append((wr_id, socket.ntohl(wc.imm_data)))
+                return
+            inbox = self.inboxes.get(self._source(wr_id, wc) if self.is_ud else None)
+            if inbox is None:
+                self.repost(wr_id)  # a datagram of somebody who is not connected
+            else:
+                inbox.append((wr_id, wc.byte_len - self._grh))
             return
         on_the_way = self.sent
         while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
@@ -172,16 +222,6 @@ class Transceiver:
 
     # ---- in
 
-    def _arrived(self, slot: int, wc: Any) -> None:
-        if wc.opcode == _WITH_IMM:
-            self.immediates.append((slot, socket.ntohl(wc.imm_data)))
-            return
-        inbox = self.inboxes.get(self._source(slot, wc) if self.is_ud else None)
-        if inbox is None:
-            self.repost(slot)  # a datagram of somebody who is not connected
-        else:
-            inbox.append((slot, wc.byte_len - self._grh))
-
     def _source(self, slot: int, wc: Any) -> Source:
         start = self._base + slot * self.slot_size
         grh = bytes(self._view[start : start + GRH_BYTES])
@@ -195,19 +235,32 @@ class Transceiver:
         start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
 
-    def take(self, slot: int, length: int) -> bytes:
-        """The bytes that came into a slot, which goes back to the device. Called with the engine's lock held."""
-        start = self._base + slot * self.slot_size + self._grh
+    @contextmanager
+    def lend(self, slot: int, length: int) -> Iterator[memoryview]:
+        """The bytes themselves, for a while; then the slot goes back to the device."""
+        inboxes, view = self.inboxes, self.payload(slot, length)
         try:
-            return bytes(self._view[start : start + length])
+            yield view
         finally:
-            self.repost(slot)
+            with self.engine.lock:
+                if inboxes is self.inboxes:  # else all slots are back at the device since restart()
+                    self.repost(slot)
+        try:
+            view.release()
+        except BufferError:
+            raise BufferError(
+                "end recv_view: what was made of the view is still there. Copy what is to stay."
+            ) from None
 
     def repost(self, slot: int) -> None:
         """Give a slot back to the device. Called with the engine's lock held."""
         if self.broken is None:
+            request = self._receives.get(slot)
+            if request is None:
+                at = self._ring.mr.addr + self._base + slot * self.slot_size
+                request = self._receives[slot] = RecvRequest(slot, at, self.slot_size, self._ring.mr.lkey)
             try:
-                self.qp.post_recv(self._ring.receive(self._base, slot))
+                self.qp.post_recv(request)
             except StateError:
                 if not self.qp.closed:
                     raise
@@ -293,3 +346,17 @@ def step_to_rtr(path: Path, qp_type: QpType) -> Transition:
 def step_to_rts(path: Path, qp_type: QpType) -> Transition:
     """RTR to RTS, along a path."""
     return Transition(qp_type, QpState.RTR, QpState.RTS, path)
+
+
+def _fill(request: SendRequest, wr_id: int, part: Part, to: UdAddress | None, flags: int) -> None:
+    """Have a work request do what it is to do."""
+    opcode, place, remote, imm, inline = part
+    if to is not None:
+        request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to, flags=flags)
+    elif imm is not None and remote is not None:
+        sge = None if inline else Sge(*place)
+        request.rdma_write_imm(wr_id, remote, imm, sge=sge, inline=inline, flags=flags)
+    elif inline is not None:
+        request.fill_inline(wr_id, opcode, inline, remote=remote, flags=flags)
+    else:
+        request.fill(wr_id, opcode, *place, remote=remote, flags=flags)

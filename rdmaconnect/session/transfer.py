@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..abi import WrOpcode
 from ..agreement.endpoint import RemoteRegion
 
-__all__ = ["LONGEST", "Part", "Sent", "parts", "words"]
+__all__ = ["LONGEST", "Part", "Piece", "Sent", "parts", "words"]
 
 #: bytes that no device is given in one message, whatever it says that it takes: a length has 31 bits in some
 LONGEST = 1 << 30
@@ -104,3 +104,17 @@ class Sent:
             self.status = self.failed
             if self.release is not None:
                 self.release()
+
+
+class Piece(NamedTuple):
+    """One work request of a list.
+
+    Args:
+        sent: what becomes of the transfer that it is of.
+        part: what it does.
+        last: whether it is the last of ``sent``.
+    """
+
+    sent: Sent
+    part: Part
+    last: bool

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: the longest sleep: another thread may have taken the event, ms
 _SLICE_MS = 1000
+#: in so many seconds a device has flushed what was on its way when a queue pair failed, if it is there at all
+_FLUSH_S = 1.0
 _DATA_HINT = "Is the peer alive, and does it take part (recv() for each send())?"
 _NUMBERS = frozenset((int, float))
 
@@ -51,15 +53,18 @@ class Waiting:
         if not (deadline_s is None or (deadline_s.__class__ in _NUMBERS and deadline_s >= 0)):
             Deadline(deadline_s)  # says what is wrong with it, or takes it all the same
 
-    def _until(self, attempt: Callable[[], T | None], deadline: Deadline, doing: str) -> Procedure[T]:
+    def _until(
+        self, attempt: Callable[[], T | None], deadline: Deadline, doing: str, *, flushed: bool = False
+    ) -> Procedure[T]:
         """Make progress until an attempt succeeds: first by polling, then asleep on the channel.
 
         Args:
             attempt: see above.
             deadline: until when.
             doing: what waits, in words.
+            flushed: whether it ends by itself, in its own way, when the queue pair fails: then it is given time to.
         """
-        answer = self._polled(attempt)
+        answer, flush = self._polled(attempt), None
         while answer is None:
             heard, completed = self.conversation.changed, self.engine.changed
             seen = heard.count
@@ -76,11 +81,15 @@ class Waiting:
                 answer = attempt()
                 if answer is not None:
                     break
-                raise self._over(doing, self.transceiver.broken)
+                if flush is None and flushed:
+                    flush = Deadline(_FLUSH_S)
+                if flush is None or self.conversation.left is not None or flush.left_s <= 0:
+                    raise self._over(doing, self.transceiver.broken)
             if deadline.left_s <= 0:
                 raise deadline.exceeded(f"{doing} from {self.local} to {self.peer}", _DATA_HINT)
             changes = ((heard, seen), (completed, count))
-            yield Wait(deadline, (self.engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
+            until = deadline if flush is None or deadline.left_s < flush.left_s else flush
+            yield Wait(until, (self.engine.channel.fileno(),), changes, slice_ms=_SLICE_MS)
             answer = attempt()
         return answer
 
