@@ -45,11 +45,13 @@ if TYPE_CHECKING:
     from .exchange.curve import keygen
     from .objects.buffer_like import BufferLike
     from .objects.memory import MR, Dmabuf
+    from .session.async_connection import AsyncConnection
     from .session.connect import aconnect, aconnect_many, connect, connect_many
-    from .session.connection import AsyncConnection, Connection
+    from .session.connection import Connection
     from .session.listen import AsyncListener, Listener, alisten, listen
     from .session.meet import ameet, meet
     from .session.pool import AsyncPool, Pool
+    from .session.posted import AsyncBatch, AsyncTransfer, Batch, Transfer
     from .session.terms import BaseOptions, ConnectOptions, ListenOptions
     from .session.trace import Mark
 
@@ -58,11 +60,14 @@ __version__ = "0.1.0"
 __all__ = [
     "MR",
     "AccessFlags",
+    "AsyncBatch",
     "AsyncConnection",
     "AsyncListener",
     "AsyncPool",
+    "AsyncTransfer",
     "AuthenticationError",
     "BaseOptions",
+    "Batch",
     "BufferLike",
     "CompletionError",
     "ConnectOptions",
@@ -94,6 +99,7 @@ __all__ = [
     "RemoteProtocolError",
     "RemoteRegion",
     "StateError",
+    "Transfer",
     "VerbsError",
     "WcStatus",
     "__version__",
@@ -124,10 +130,12 @@ if not TYPE_CHECKING:  # with these in sight, a type checker would take any name
         "objects.buffer_like": "BufferLike",
         "objects.memory": "MR Dmabuf",
         "session.connect": "aconnect aconnect_many connect connect_many",
-        "session.connection": "AsyncConnection Connection",
+        "session.async_connection": "AsyncConnection",
+        "session.connection": "Connection",
         "session.listen": "AsyncListener Listener alisten listen",
         "session.meet": "ameet meet",
         "session.pool": "AsyncPool Pool",
+        "session.posted": "AsyncBatch AsyncTransfer Batch Transfer",
         "session.terms": "BaseOptions ConnectOptions ListenOptions",
         "session.trace": "Mark",
     }

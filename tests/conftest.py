@@ -11,6 +11,7 @@ from software import Software
 
 from rdmaconnect.objects import context as device
 from rdmaconnect.runtime import peer_log
+from rdmaconnect.session import watch
 
 # tests/rdma needs two rxe devices; `docker/lab test` sets this variable where they are.
 ON_DEVICES = bool(os.environ.get("RDMACONNECT_LAB"))
@@ -24,9 +25,11 @@ if not ON_DEVICES:  # under emulation the import alone takes 20 s, and nothing t
 
 
 @pytest.fixture(autouse=True)
-def fresh_log() -> None:
-    """What another test had logged is not held against this one."""
+def fresh() -> Iterator[None]:
+    """What another test had logged, or read of its host, is not held against this one."""
     peer_log.throttle.reset()
+    yield
+    watch.forget()
 
 
 @pytest.fixture

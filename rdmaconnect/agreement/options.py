@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -10,7 +11,7 @@ from ..errors import shown
 from .endpoint import MTU_BYTES
 from .ranges import AH_RANGES, RANGES, Span, within
 
-__all__ = ["Options", "OptionsDict", "Sizes"]
+__all__ = ["Options", "OptionsDict", "Sizes", "check_fields"]
 
 _OF_QP = ("port_num", "timeout", "retry_cnt", "rnr_retry", "min_rnr_timer", "max_rd_atomic")
 #: what the fields of :class:`Options` can be
@@ -23,16 +24,30 @@ _SPANS: dict[str, Span] = {
     "recv_size": (1, 2**30, "bytes"),
     "recv_depth": (1, 2**15, "receives"),
     "send_depth": (1, 2**15, "sends"),
+    "max_inline_data": (0, 2**15, "bytes"),
     "spin": (0, 2**31, "polls"),
 }
 
 
+def check_fields(of: object, names: Iterable[str]) -> None:
+    """Refuse a value of those fields, named as in :class:`Options`, that is out of its range; None is passed over.
+
+    Raises:
+        TypeError, ValueError: as :func:`within`.
+    """
+    for name in names:
+        value = getattr(of, name)
+        if value is not None:
+            within(name, value, *_SPANS[name])
+
+
 class Sizes(NamedTuple):
-    """What each queue pair has: bytes of a receive, receives posted, sends that may be on their way."""
+    """What each queue pair has: bytes of a receive, receives posted, sends on their way, bytes that go inline."""
 
     recv_size: int
     recv_depth: int
     send_depth: int
+    max_inline_data: int = 64
 
 
 class OptionsDict(TypedDict, total=False):
@@ -55,6 +70,7 @@ class OptionsDict(TypedDict, total=False):
     recv_size: int | None
     recv_depth: int | None
     send_depth: int | None
+    max_inline_data: int
     spin: int
     probe: bool
 
@@ -82,6 +98,8 @@ class Options:
             65536 by default, 16384 where several queue pairs are made at once, an MTU at most for UD.
         recv_depth: receives kept posted, 1 to 2**15; 16 by default, or 4.
         send_depth: sends that may be on their way at once, 1 to 2**15; 16 by default, or 4.
+        max_inline_data: bytes wanted that a work request can carry itself, 0 to 2**15: what is so short and plain
+            bytes is copied there and nowhere else. Where the device refuses there are none.
         spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
         probe: whether messages are sent both ways and checked before the connection is handed out (the
             connector's counts).
@@ -104,6 +122,7 @@ class Options:
     recv_size: int | None = None
     recv_depth: int | None = None
     send_depth: int | None = None
+    max_inline_data: int = 64
     spin: int = 500
     probe: bool = True
 
@@ -112,10 +131,7 @@ class Options:
             raise TypeError(f"device is {shown(self.device)}: give its name, or None for any")
         if not isinstance(self.probe, bool):
             raise TypeError(f"probe is {shown(self.probe)}: give True or False")
-        for name, span in _SPANS.items():
-            value = getattr(self, name)
-            if value is not None:
-                within(name, value, *span)
+        check_fields(self, _SPANS)
         sizes = MTU_BYTES.values()
         if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
             raise ValueError(f"path_mtu is {shown(self.path_mtu)}: give {', '.join(map(str, sizes))} bytes")
@@ -127,6 +143,7 @@ class Options:
             self.recv_size or least.recv_size,
             self.recv_depth or least.recv_depth,
             self.send_depth or least.send_depth,
+            self.max_inline_data,
         )
 
     @property

@@ -6,14 +6,18 @@ The listener agrees and tells the connector; both then derive their own :class:`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
 from .candidates import common_pkey, gid_words, needs_grh, rank_pairs
 from .endpoint import MTU_BYTES, Endpoint, GidEntry, PortAddress
-from .options import Options
+from .options import Options, check_fields
 
 __all__ = [
     "Agreement",
@@ -25,6 +29,11 @@ __all__ = [
     "make_paths",
     "used_ports",
 ]
+
+
+def _check_mtu(code: Mtu) -> None:
+    if code not in MTU_BYTES:
+        raise ValueError(f"path_mtu is code {int(code)}: give 1 to 5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +57,8 @@ class Wish:
     probe: bool = True
 
     def __post_init__(self) -> None:
-        Options(sl=self.sl, traffic_class=self.traffic_class, flow_label=self.flow_label, pkey=self.pkey)
-        if self.path_mtu not in MTU_BYTES:
-            raise ValueError(f"path_mtu is code {int(self.path_mtu)}: give 1 to 5")
+        check_fields(self, ("sl", "traffic_class", "flow_label", "pkey"))
+        _check_mtu(self.path_mtu)
 
     @classmethod
     def of(cls, options: Options) -> Wish:
@@ -78,7 +86,8 @@ class Agreement:
     pkey: int
 
     def __post_init__(self) -> None:
-        Wish(self.path_mtu, self.sl, self.traffic_class, self.flow_label)
+        check_fields(self, ("sl", "traffic_class", "flow_label"))
+        _check_mtu(self.path_mtu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +136,21 @@ class Path:
 
     def because(self, words: tuple[str, ...]) -> Path:
         """The same path with more said on why."""
-        return replace(self, why=self.why + words)
+        return replace(self, why=self.why + words) if words else self
 
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
-        return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
+        path = object.__new__(Path)
+        own = (remote.qp_num, remote.psn, local.psn, local.qkey)
+        # without the constructor: of thousands of queue pairs this is done for each
+        deque(map(object.__setattr__, repeat(path), _OWN + _SHARED, own + _shared(self)), 0)
+        return path
+
+
+#: the fields of a :class:`Path` that are a queue pair's own, in the order of :meth:`Path.toward`; and the others
+_OWN = ("dest_qp_num", "rq_psn", "sq_psn", "qkey")
+_SHARED = tuple(field.name for field in fields(Path) if field.name not in _OWN)
+_shared = attrgetter(*_SHARED)
 
 
 def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:
@@ -212,17 +231,17 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
     slots = [index for index, key in enumerate(port.pkeys) if key & 0x7FFF == agreement.pkey]
     if not slots:
         raise RemoteProtocolError(f"agree: the peer chose P_Key {agreement.pkey:#06x}, which {port} does not have.")
-    ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl)
+    grh: dict[str, Any] = {}
     if mine is not None and theirs is not None:
-        ah_attr = replace(
-            ah_attr,
-            is_global=1,
-            dgid=theirs.gid.raw,
-            sgid_index=mine.gid_index,
-            flow_label=agreement.flow_label,
-            hop_limit=options.hop_limit,
-            traffic_class=agreement.traffic_class,
-        )
+        grh = {
+            "is_global": 1,
+            "dgid": theirs.gid.raw,
+            "sgid_index": mine.gid_index,
+            "flow_label": agreement.flow_label,
+            "hop_limit": options.hop_limit,
+            "traffic_class": agreement.traffic_class,
+        }
+    ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl, **grh)
     return Path(
         port_num=port.port_num,
         pkey_index=max(slots, key=lambda index: port.pkeys[index]),  # two limited members could not talk

@@ -67,6 +67,8 @@ def within(name: str, value: object, least: int, greatest: int, meaning: str = "
     Raises:
         TypeError, ValueError: naming the value seen and what is wanted.
     """
+    if type(value) is int and least <= value <= greatest:
+        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {shown(value)}: give an integer")
     check(name, value, (least, greatest, meaning))

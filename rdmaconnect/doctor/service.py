@@ -53,7 +53,7 @@ class DoctorListener(Listener):
         host = gather(self.options)
         ports: tuple[PortAddress, ...] = ()
         with suppress(RdmaConnectError):
-            ports = self._offers(self._ports(channel))
+            ports = self._choice(channel).addresses
         bad = [f for f in examine(host) if f.verdict in (Verdict.FAIL, Verdict.WARN)]
         remarks = (Remark(f.verdict.value, f.name, f.words, f.fix) for f in bad)
         return Answer(ident, host.name, tuple(remarks), ports)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any
 
 from .. import verbs
@@ -18,11 +16,13 @@ from ..errors import DeviceError, LibraryError, StateError, VerbsError
 from ..runtime.fork import in_child, over_fork
 from .async_events import AsyncEvents
 from .device_attr import DeviceAttr, RtValues
-from .gid_table import LACKING, GidSlot, gid_attribute, read_gid_table
+from .gid_table import LACKING, GidSlot, read_gid_table
+from .no_device import complaints, why_none, why_not_opened
 from .owned import Owned, exclusive
 from .port import Port
+from .sysfs import gid_attribute
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "open_device", "why_none"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_apart", "open_device"]
 
 
 class _Device(Owned):
@@ -34,6 +34,8 @@ class _Device(Owned):
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         super().__init__(make, name)
         self.events: AsyncEvents | None = None
+        self.op = cache(lambda name: verbs.op(name, self.pointer))
+        self.attr: DeviceAttr | None = None
         #: those who have it open
         self._uses: dict[int, None] = {}
 
@@ -90,6 +92,10 @@ class Context(Owned):
     def is_same(self, other: Context) -> bool:
         """Whether both are uses of the same opened device: what was made with one works with the other's."""
         return self._device is other._device
+
+    def op(self, name: str) -> Callable[..., Any]:
+        """The provider's function behind an inline verb, as :func:`verbs.op` gives it; looked up once."""
+        return self._device.op(name)
 
     def destroying(self, what: Owned) -> Any:
         """The lock to be held while something is destroyed that an asynchronous event can be of.
@@ -165,6 +171,12 @@ class Context(Owned):
                 raise
         return DeviceAttr.of(verbs.ibv_query_device(pointer))
 
+    @property
+    def attr(self) -> DeviceAttr:
+        """What :meth:`query_device` said first: it stays the same for as long as the device is open."""
+        self._device.attr = self._device.attr or self.query_device()
+        return self._device.attr
+
     @exclusive
     def query_rt_values(self) -> RtValues:
         """The device's raw clock.
@@ -192,7 +204,7 @@ class Context(Owned):
                 bytes(attr),
                 tuple(verbs.ibv_query_pkey(self.pointer, number, i) for i in range(attr.pkey_tbl_len)),
                 tuple(
-                    (slot, gid_attribute(self.name, slot, "ndevs"))
+                    (slot, gid_attribute(self.name, number, slot.gid_index, "ndevs"))
                     for slot in slots
                     if slot.port_num == number and slot.gid_index <= 255
                 ),
@@ -206,11 +218,10 @@ class Context(Owned):
         Raises:
             DeviceError: if the device has no such port.
         """
-        ports = self.ports()
-        for port in ports:
-            if port.port_num == port_num:
-                return port
-        raise self._no_port(port_num, [port.port_num for port in ports])
+        ports = {port.port_num: port for port in self.ports()}
+        if port_num not in ports:
+            raise self._no_port(port_num, list(ports))
+        return ports[port_num]
 
     @exclusive
     def port_speed(self, port_num: int) -> float | None:
@@ -273,7 +284,6 @@ def _decoded(
     return Port.of(device, port_num, ibv_port_attr.from_buffer_copy(attr), pkeys, gids)
 
 
-_NODES = Path("/dev/infiniband")
 #: held while devices are listed and opened; and over a fork, so that no thread is amid that in the child
 _lock = threading.RLock()
 #: name -> what is open in this process
@@ -336,61 +346,18 @@ def open_device(name: str) -> Context:
                 continue
 
 
+def open_apart(name: str) -> Context:
+    """Open a device once more, for events that nobody else takes; raises as :func:`open_device`."""
+    return Context(_Device(lambda: _open(name), name))
+
+
 def _open(name: str) -> Any:
     with _device_list() as devices:
         if name not in devices:
-            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else why_none()
+            seen = f"there is {', '.join(devices)}.{complaints()}" if devices else why_none()
             raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
         pointer, node = devices[name]
         try:
             return verbs.ibv_open_device(pointer, doing=f"open {name}")
         except VerbsError as e:
-            raise _why_not_opened(name, node, e) from None
-
-
-def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
-    """The library's errno is not reliable here: open the node again and see."""
-    try:
-        os.close(os.open(f"/dev/infiniband/{node}", os.O_RDWR | os.O_CLOEXEC))
-    except OSError as e:
-        return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {name} (/dev/infiniband/{node})")
-    return error
-
-
-def _of_the_kernel() -> list[str]:
-    """The devices that the kernel has, whether this process can use them or not."""
-    try:
-        return sorted(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return []
-
-
-def why_none() -> str:
-    """Why no device is listed, and what to do."""
-    if kernel := _of_the_kernel():
-        return (
-            f"the kernel has {', '.join(kernel)}, but this process cannot use them: /dev/infiniband is absent or not "
-            "theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
-            f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
-        )
-    if refused := _refused_node():
-        return f"there is none for this process. {refused}"
-    return (
-        "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
-        "in a container pass /dev/infiniband and see `rdma system show`."
-    )
-
-
-def _complaints() -> str:
-    """What the library itself says, for the end of a message."""
-    return "".join(f" {line.rstrip('.')}." for line in verbs.complaints())
-
-
-def _refused_node() -> VerbsError | None:
-    """Why the first device node here cannot be opened, or None: in exclusive mode only that tells of a device."""
-    for path in sorted(_NODES.glob("uverbs*")):
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        except OSError as e:
-            return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {path}")
-    return None
+            raise why_not_opened(name, node, e) from None

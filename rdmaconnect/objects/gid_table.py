@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 from .. import verbs
 from ..abi import GidType, LinkLayer
 from ..errors import LibraryError, VerbsError
+from .sysfs import gid_attribute
 
-__all__ = ["LACKING", "GidSlot", "gid_attribute", "read_gid_table"]
+__all__ = ["LACKING", "GidSlot", "read_gid_table"]
 
 #: how libraries and kernels say that they lack a verb as a whole
 LACKING = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EPROTONOSUPPORT)
@@ -64,21 +64,5 @@ def _slot(context: Any, device: str, port_num: int, attr: Any, index: int) -> Gi
     slot = GidSlot(port_num, index, verbs.ibv_query_gid(context, port_num, index), GidType.IB)
     if attr.link_layer != LinkLayer.ETHERNET or not any(slot.raw):
         return slot
-    v2 = gid_attribute(device, slot, "types") == "RoCE v2"
+    v2 = gid_attribute(device, port_num, index, "types") == "RoCE v2"
     return slot._replace(gid_type=GidType.ROCE_V2 if v2 else GidType.ROCE_V1)
-
-
-def gid_attribute(device: str, slot: GidSlot, kind: str) -> str:
-    """What sysfs says of a GID, "" if nothing.
-
-    Args:
-        device: the device's name.
-        slot: which.
-        kind: ``ndevs`` for its netdev by name (an index would mean another one in another network
-            namespace), or ``types``.
-    """
-    try:
-        path = f"/sys/class/infiniband/{device}/ports/{slot.port_num}/gid_attrs/{kind}/{slot.gid_index}"
-        return FilePath(path).read_text().strip()
-    except OSError:
-        return ""

@@ -27,6 +27,7 @@ from .messages import (
     Stages,
     Target,
 )
+from .reading import bytes_of, columns_of, get, int_of, list_of, once, optional_bytes, row_of, short, text_of, value_of
 
 __all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
 
@@ -101,73 +102,16 @@ def decode(frame: bytes) -> Message | None:
         raise RemoteProtocolError("decode: the peer's frame has no version. Is it rdmaconnect on that port?")
     if body["v"] != VERSION or type(body["v"]) is not int:
         raise RemoteProtocolError(
-            f"decode: the peer speaks version {_short(body['v'])} of the protocol, this side {VERSION}. "
+            f"decode: the peer speaks version {short(body['v'])} of the protocol, this side {VERSION}. "
             "Install the same major version of rdmaconnect on both."
         )
     try:
-        kind = _get(body, "t", str)
+        kind = get(body, "t", str)
         reader = _DECODERS.get(kind)
-        ident = _bytes(body, "id", 16, 16)
+        ident = bytes_of(body, "id", 16, 16)
         return None if reader is None else reader(ident, body)
     except (ValueError, TypeError, OverflowError, RecursionError) as e:
-        raise RemoteProtocolError(f"decode: the peer's message is invalid: {_short(e, 200)}.") from None
-
-
-def _short(value: object, limit: int = 60) -> str:
-    """What a peer sent, made safe for a line of text; of what may be nested too deep to print, the type."""
-    text = type(value).__name__ if isinstance(value, list | dict) else str(value)
-    return ascii(text)[1:-1][:limit]
-
-
-def _value(body: Any, key: str) -> Any:
-    if not isinstance(body, dict) or key not in body:
-        raise ValueError(f"{key} is missing")
-    return body[key]
-
-
-def _get(body: Any, key: str, kind: type[Any]) -> Any:
-    value = _value(body, key)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
-    return value
-
-
-def _list(body: Any, key: str, most: int, least: int = 0) -> list[Any]:
-    value = _get(body, key, list)
-    if not least <= len(value) <= most:
-        raise ValueError(f"{key} has {len(value)} entries: {least} to {most} are allowed")
-    return list(value)
-
-
-def _row(value: Any, *kinds: type[Any]) -> list[Any]:
-    if not isinstance(value, list) or len(value) < len(kinds):
-        raise ValueError(f"an entry is {_short(value)}: {len(kinds)} values are due")
-    return [_get({"entry": v}, "entry", kind) for v, kind in zip(value, kinds, strict=False)]
-
-
-def _text(body: Any, key: str, most: int) -> str:
-    value = _get(body, key, str)
-    if len(value) > most:
-        raise ValueError(f"{key} has {len(value)} characters: at most {most} are allowed")
-    return value if value.isprintable() else "".join(c if c.isprintable() else "?" for c in value)
-
-
-def _int(body: Any, key: str, most: int, least: int = 0) -> int:
-    value: int = _get(body, key, int)
-    if not least <= value <= most:
-        raise ValueError(f"{key} is {value}: {least} to {most} are allowed")
-    return value
-
-
-def _bytes(body: Any, key: str, least: int, most: int) -> bytes:
-    value: bytes = _get(body, key, bytes)
-    if not least <= len(value) <= most:
-        raise ValueError(f"{key} has {len(value)} bytes: {least} to {most} are allowed")
-    return value
-
-
-def _optional_bytes(body: Any, key: str, size: int) -> bytes | None:
-    return None if _value(body, key) is None else _bytes(body, key, size, size)
+        raise RemoteProtocolError(f"decode: the peer's message is invalid: {short(e, 200)}.") from None
 
 
 # ---- one pair for each thing that a message carries
@@ -178,8 +122,8 @@ def _put_gid(entry: GidEntry | None) -> list[Any] | None:
 
 
 def _take_gid(value: Any) -> GidEntry:
-    raw, kind, index, netdev = _row(value, bytes, int, int, str)
-    return GidEntry(Gid(raw), GidType(kind), index, _text({"netdev": netdev}, "netdev", 64))
+    raw, kind, index, netdev = row_of(value, bytes, int, int, str)
+    return GidEntry(Gid(raw), GidType(kind), index, text_of({"netdev": netdev}, "netdev", 64))
 
 
 def _put_port(port: PortAddress) -> dict[str, Any]:
@@ -198,18 +142,19 @@ def _put_port(port: PortAddress) -> dict[str, Any]:
     }
 
 
+@once
 def _take_port(body: Any) -> PortAddress:
     return PortAddress(
-        device=_text(body, "dev", 64),
-        port_num=_get(body, "num", int),
-        link_layer=LinkLayer(_int(body, "ll", 255)),
-        lid=_get(body, "lid", int),
-        active_mtu=Mtu(_int(body, "mtu", 5, 1)),
-        grh_required=_get(body, "grh", bool),
-        pkeys=tuple(_list(body, "pkeys", 256)),
-        max_rd_atomic=_get(body, "ord", int),
-        max_dest_rd_atomic=_get(body, "ird", int),
-        gids=tuple(_take_gid(value) for value in _list(body, "gids", 256)),
+        device=text_of(body, "dev", 64),
+        port_num=get(body, "num", int),
+        link_layer=LinkLayer(int_of(body, "ll", 255)),
+        lid=get(body, "lid", int),
+        active_mtu=Mtu(int_of(body, "mtu", 5, 1)),
+        grh_required=get(body, "grh", bool),
+        pkeys=tuple(list_of(body, "pkeys", 256)),
+        max_rd_atomic=get(body, "ord", int),
+        max_dest_rd_atomic=get(body, "ird", int),
+        gids=tuple(_take_gid(value) for value in list_of(body, "gids", 256)),
         max_msg_sz=_take_given(body, "msz", 2**32 - 1),
     )
 
@@ -243,18 +188,18 @@ def _put_side(message: Hello | Reply) -> dict[str, Any]:
 
 
 def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion], bytes]:
-    qp_type, port = QpType(_int(body, "qpt", 255)), _take_port(_get(body, "port", dict))
-    rsz = _get(body, "rsz", int)
-    qps = [_row(value, int, int, int) for value in _list(body, "qps", MAX_QPS, 1)]
-    ends = tuple(Endpoint(qp_type, qp_num, psn, port, rsz, qkey) for qp_num, psn, qkey in qps)
-    mem = _get(body, "mem", dict)
+    qp_type, port = QpType(int_of(body, "qpt", 255)), _take_port(get(body, "port", dict))
+    rsz = get(body, "rsz", int)
+    columns = columns_of(list_of(body, "qps", MAX_QPS, 1), int, int, int)
+    ends = tuple(Endpoint(qp_type, n, psn, port, rsz, qkey) for n, psn, qkey in zip(*columns, strict=True))
+    mem = get(body, "mem", dict)
     if len(mem) > MAX_REGIONS:
         raise ValueError(f"mem has {len(mem)} entries: at most {MAX_REGIONS} are allowed")
     regions = {}
     for name, value in mem.items():
-        addr, length, rkey = _row(value, int, int, int)
-        regions[_text({"name": name}, "name", MAX_NAME)] = RemoteRegion(addr, rkey, length)
-    return ends, regions, _bytes(body, "data", 0, MAX_PRIVATE)
+        addr, length, rkey = row_of(value, int, int, int)
+        regions[text_of({"name": name}, "name", MAX_NAME)] = RemoteRegion(addr, rkey, length)
+    return ends, regions, bytes_of(body, "data", 0, MAX_PRIVATE)
 
 
 def _put_wish(wish: Wish) -> dict[str, Any]:
@@ -264,13 +209,14 @@ def _put_wish(wish: Wish) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@once
 def _take_wish(body: Any) -> Wish:
-    pkey = None if _value(body, "pkey") is None else _get(body, "pkey", int)
-    return Wish(*_take_classes(body), pkey, _get(body, "probe", bool))
+    pkey = None if value_of(body, "pkey") is None else get(body, "pkey", int)
+    return Wish(*_take_classes(body), pkey, get(body, "probe", bool))
 
 
 def _take_classes(body: Any) -> tuple[Mtu, int, int, int]:
-    return Mtu(_int(body, "mtu", 5, 1)), _get(body, "sl", int), _get(body, "tc", int), _get(body, "fl", int)
+    return Mtu(int_of(body, "mtu", 5, 1)), get(body, "sl", int), get(body, "tc", int), get(body, "fl", int)
 
 
 def _put_agreement(a: Agreement) -> dict[str, Any]:
@@ -280,10 +226,11 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@once
 def _take_agreement(body: Any) -> Agreement:
-    values = [_value(body, key) for key in ("cg", "lg")]
+    values = [value_of(body, key) for key in ("cg", "lg")]
     mine, theirs = (None if value is None else _take_gid(value) for value in values)
-    return Agreement(mine, theirs, *_take_classes(body), _int(body, "pkey", 0x7FFF, 1))
+    return Agreement(mine, theirs, *_take_classes(body), int_of(body, "pkey", 0x7FFF, 1))
 
 
 def _errno(number: int) -> int:
@@ -297,11 +244,11 @@ def _put_target(target: Target | None) -> list[Any] | None:
 def _take_target(value: Any) -> Target | None:
     if value is None:
         return None
-    device, port_num = _row(value, str, int)
-    gids = [_optional_bytes({"gid": gid}, "gid", 16) for gid in value[2:4]]
+    device, port_num = row_of(value, str, int)
+    gids = [optional_bytes({"gid": gid}, "gid", 16) for gid in value[2:4]]
     if len(gids) < 2:
         raise ValueError("want has fewer than 4 values")
-    return Target(_text({"dev": device}, "dev", 64), _int({"num": port_num}, "num", 254, 1), *gids)
+    return Target(text_of({"dev": device}, "dev", 64), int_of({"num": port_num}, "num", 254, 1), *gids)
 
 
 def _put_given(**values: int | bytes) -> dict[str, Any]:
@@ -310,11 +257,11 @@ def _put_given(**values: int | bytes) -> dict[str, Any]:
 
 
 def _take_given(body: Any, key: str, most: int, least: int = 0) -> int:
-    return _int(body, key, most, least) if key in body else 0
+    return int_of(body, key, most, least) if key in body else 0
 
 
 def _take_ports(body: Any) -> tuple[PortAddress, ...]:
-    return tuple(_take_port(value) for value in _list(body, "ports", MAX_PORTS))
+    return tuple(_take_port(value) for value in list_of(body, "ports", MAX_PORTS))
 
 
 def _put_stages(stages: Stages) -> dict[str, Any]:
@@ -322,8 +269,16 @@ def _put_stages(stages: Stages) -> dict[str, Any]:
 
 
 def _take_stages(body: Any) -> Stages:
-    rows = [_row(value, str, int) for value in (_list(body, "doors", MAX_STAGES) if "doors" in body else ())]
-    return tuple((_text({"stage": name}, "stage", MAX_STAGE), _int({"us": us}, "us", MAX_US)) for name, us in rows)
+    rows = list_of(body, "doors", MAX_STAGES) if "doors" in body else []
+    if not rows:
+        return ()
+    names, times = columns_of(rows, str, int)
+    text_of({"stage": max(names, key=len)}, "stage", MAX_STAGE)
+    for us in (min(times), max(times)):
+        int_of({"us": us}, "us", MAX_US)
+    if not "".join(names).isprintable():
+        names = tuple(text_of({"stage": name}, "stage", MAX_STAGE) for name in names)
+    return tuple(zip(names, times, strict=True))
 
 
 def _put_hello(m: Hello) -> dict[str, Any]:
@@ -334,9 +289,9 @@ def _put_hello(m: Hello) -> dict[str, Any]:
 
 def _take_hello(ident: bytes, body: Any) -> Hello:
     ends, regions, data = _take_side(body)
-    prev, target = _optional_bytes(body, "prev", 16), _take_target(_value(body, "want"))
+    prev, target = optional_bytes(body, "prev", 16), _take_target(value_of(body, "want"))
     return Hello(
-        ident, ends, _take_wish(_get(body, "wish", dict)), regions, data, prev, target, _get(body, "meet", bool),
+        ident, ends, _take_wish(get(body, "wish", dict)), regions, data, prev, target, get(body, "meet", bool),
         _take_given(body, "beat", 60_000, 100), _take_given(body, "patience", MAX_MS),
     )  # fmt: skip
 
@@ -353,8 +308,8 @@ def _put_reply(m: Reply) -> dict[str, Any]:
 
 def _take_reply(ident: bytes, body: Any) -> Reply:
     ends, regions, data = _take_side(body)
-    agreement = _take_agreement(_get(body, "agree", dict))
-    token = _bytes(body, "token", TOKEN, TOKEN) if "token" in body else b""
+    agreement = _take_agreement(get(body, "agree", dict))
+    token = bytes_of(body, "token", TOKEN, TOKEN) if "token" in body else b""
     return Reply(
         ident, ends, agreement, regions, data, _take_ports(body), _take_stages(body), token,
         _take_given(body, "beat", 60_000, 100),
@@ -367,7 +322,7 @@ def _put_reject(m: Reject) -> dict[str, Any]:
 
 
 def _take_reject(ident: bytes, body: Any) -> Reject:
-    words = _text(body, "stage", 64), _int(body, "errno", MAX_ERRNO), _text(body, "why", MAX_TEXT)
+    words = text_of(body, "stage", 64), int_of(body, "errno", MAX_ERRNO), text_of(body, "why", MAX_TEXT)
     return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000))
 
 
@@ -377,9 +332,11 @@ def _put_answer(m: Answer) -> dict[str, Any]:
 
 
 def _take_answer(ident: bytes, body: Any) -> Answer:
-    rows = [_row(value, str, str, str, str) for value in _list(body, "remarks", MAX_REMARKS)]
-    texts = ((_text({n: text}, n, most) for text, (n, most) in zip(row, REMARK.items(), strict=False)) for row in rows)
-    return Answer(ident, _text(body, "host", MAX_NAME), tuple(Remark(*row) for row in texts), _take_ports(body))
+    rows = [row_of(value, str, str, str, str) for value in list_of(body, "remarks", MAX_REMARKS)]
+    texts = (
+        (text_of({n: text}, n, most) for text, (n, most) in zip(row, REMARK.items(), strict=False)) for row in rows
+    )
+    return Answer(ident, text_of(body, "host", MAX_NAME), tuple(Remark(*row) for row in texts), _take_ports(body))
 
 
 #: each type's name, how it is written, how it is read
@@ -391,7 +348,7 @@ _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes,
     (Proof, "proof", lambda m: _put_stages(m.stages), lambda ident, body: Proof(ident, _take_stages(body))),
     (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
     (Reject, "reject", _put_reject, _take_reject),
-    (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, _text(body, "why", MAX_TEXT))),
+    (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, text_of(body, "why", MAX_TEXT))),
     (Question, "question", lambda m: {}, lambda ident, body: Question(ident)),
     (Answer, "answer", _put_answer, _take_answer),
 )

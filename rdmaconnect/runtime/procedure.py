@@ -168,7 +168,7 @@ def run_apart(procedure: Procedure[T], undo: Callable[[T], object] | None = None
         return run(procedure)
     apart = _Apart(procedure)
     try:
-        here().submit(apart.run)
+        here().start(apart.run)
         apart.wait()
         return apart.result()
     except BaseException as e:
@@ -178,7 +178,7 @@ def run_apart(procedure: Procedure[T], undo: Callable[[T], object] | None = None
         _see_to_the_end(apart)
         if undo is not None and apart.error is None:
             undoing = _Apart(_undo(undo, apart.value))
-            here().submit(undoing.run)
+            here().start(undoing.run)
             _see_to_the_end(undoing)
         raise
 

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from functools import partial
 
 from ..abi import QpType
-from ..agreement.endpoint import PortAddress
 from ..errors import ConnectTimeout, DeviceError, PeerMismatch, RdmaConnectError, StateError
 from ..exchange import service
 from ..exchange.acceptor import Acceptor, descriptors_are_scarce
@@ -34,7 +33,7 @@ from .conversation import Conversation
 from .end import End
 from .in_vain import InVain
 from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
-from .ports import rank_ports
+from .ports import Choice, choose_ports
 from .prepared import Prepared
 from .terms import Terms
 from .trace import Trace
@@ -196,8 +195,7 @@ class BaseListener(Host):
             raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
         if hello.meet:
             raise StateError("this side listens, it does not meet(): call connect().")
-        ports = self._ports(incoming.channel)
-        incoming.ports = self._offers(ports)
+        ports, incoming.ports, _ = self._choice(incoming.channel)
         port = ports[0]
         if hello.target is not None:
             wanted = (hello.target.device, hello.target.port_num)
@@ -223,18 +221,12 @@ class BaseListener(Host):
                 self._shared.lend()
             return self._shared
 
-    def _ports(self, channel: Channel) -> list[Port]:
-        ports = rank_ports(self.terms.options, channel.address or None)
+    def _choice(self, channel: Channel) -> Choice:
+        """Its ports toward a peer, no more than can be told."""
+        ports, addresses, certain = choose_ports(self.terms.options, channel.address or None)
         # a GID index that was asked for means one port's: nothing else is meant
-        return ports if self.terms.options.gid_index is None else ports[:1]
-
-    def _offers(self, ports: list[Port]) -> tuple[PortAddress, ...]:
-        """What a peer is told of the ports; those that have no address are left out."""
-        found = []
-        for port in ports[:MAX_PORTS]:
-            with contextlib.suppress(DeviceError), open_device(port.device) as context:
-                found.append(port.address(context.query_device(), self.terms.options))
-        return tuple(found)
+        most = MAX_PORTS if self.terms.options.gid_index is None else 1
+        return Choice(ports[:most], addresses[:most], certain)
 
     def proven(self, incoming: Incoming, again: End | None) -> None:
         """It stands: it is the next for accept, or for who waits in reconnect."""

@@ -20,8 +20,9 @@ from ..runtime.procedure import Call, Procedure, Wait, arun, call_apart, run_apa
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
+from .async_connection import AsyncConnection
 from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
-from .connection import AsyncConnection, Connection
+from .connection import Connection
 from .conversation import BEAT_MS, Conversation
 from .end import End
 from .incoming import LOOK_S, Incoming
@@ -74,9 +75,9 @@ def _procedure(local: str, peer: str, calling: Terms, called: Terms, deadline: D
     trace = Trace(Role.CONNECTOR, deadline)
     meeting = _Meeting(called, tcp_url(local, bind=True))
     try:
-        outgoing = Outgoing(url, (yield look_up(url, deadline)), calling.keys)
+        outgoing = Outgoing(url, (yield from look_up(url, deadline)), calling.keys)
         meeting.expect(outgoing)
-        ports = yield find_ports(calling, outgoing.address, deadline)
+        ports = yield from find_ports(calling, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
 
         def make() -> Prepared:

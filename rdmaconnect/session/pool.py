@@ -21,8 +21,9 @@ from ..runtime.procedure import Call, Interrupt, Procedure, Wait, arun, run, run
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
+from .async_connection import AsyncConnection
 from .connect import close_all, connect_procedure
-from .connection import AsyncConnection, Connection
+from .connection import Connection
 from .end import End
 from .terms import ConnectOptions, Unpack, check_count, make_deadline, make_terms
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ..abi import LinkLayer, PortState
-from ..agreement.endpoint import Gid, GidEntry
+from ..agreement.endpoint import Gid, GidEntry, PortAddress
 from ..agreement.options import Options
 from ..errors import DeviceError, VerbsError
-from ..objects.context import device_names, open_device, why_none
+from ..exchange.url import is_address
+from ..objects.context import device_names, open_device
+from ..objects.device_attr import DeviceAttr
 from ..objects.interfaces import interface_index
+from ..objects.no_device import why_none
 from ..objects.port import Port
+from .watch import recall, recalled
 
-__all__ = ["gid_is_here", "rank_ports", "source_addresses"]
+__all__ = ["Choice", "choose_ports", "gid_is_here", "known_ports", "rank_ports", "source_addresses"]
 
 
 def source_addresses(host: str) -> list[Gid]:
@@ -53,7 +60,7 @@ def gid_is_here(entry: GidEntry) -> bool:
     return True
 
 
-def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
+def _merit(port: Port, sources: Sequence[Gid]) -> tuple[bool, bool, bool]:
     """How well a port suits: it has the address that the route starts from; a routable address; an address here."""
     here = [entry for entry in port.gids if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)]
     return (
@@ -63,35 +70,75 @@ def _merit(port: Port, sources: list[Gid]) -> tuple[bool, bool, bool]:
     )
 
 
+class Choice(NamedTuple):
+    """The ports of this host that could be used.
+
+    Attributes:
+        ports: the best first; at least one.
+        addresses: what a peer is told of each, the best first; those that have no address are left out.
+        certain: whether there will be a sign of every change of this.
+    """
+
+    ports: tuple[Port, ...]
+    addresses: tuple[PortAddress, ...]
+    certain: bool
+
+
 def rank_ports(options: Options, host: str | None = None) -> list[Port]:
-    """The ports that could be used, the best first.
+    """The ports that could be used, the best first; see :func:`choose_ports`."""
+    return list(choose_ports(options, host).ports)
+
+
+def choose_ports(options: Options, host: str | None = None) -> Choice:
+    """The ports that could be used, and what a peer is told of them.
 
     An explicit device or port wins. Otherwise: ACTIVE ports, first the one whose GID is the address
     that the kernel's route to ``host`` starts from, then those with an address of this network
-    namespace.
+    namespace. What was found is remembered while nothing has changed (``watch``).
 
     Args:
-        options: ``device``, ``port_num`` and ``gid_index`` narrow the choice.
+        options: ``device``, ``port_num`` and ``gid_index`` narrow the choice, ``max_rd_atomic`` what a peer is told.
         host: the peer's name or address, if known.
-
-    Returns:
-        At least one port.
 
     Raises:
         DeviceError: nothing fits; lists what was seen and what to do.
         VerbsError, LibraryError: as :func:`device_names` and :func:`open_device`.
     """
+    asked = _asked(options)
+    only = None if options.device is None else (options.device,)
+
+    def toward() -> tuple[Choice, bool]:
+        sources = tuple(source_addresses(host)) if host else ()
+        choice = recall((asked, sources), only, lambda: _choose(options, sources))
+        return choice, choice.certain and (host is None or is_address(host))
+
+    return recall((asked, host), only, toward)
+
+
+def known_ports(options: Options, host: str | None = None) -> Choice | None:
+    """The same if it is remembered, else None. It never blocks."""
+    found: Choice | None = recalled((_asked(options), host))
+    return found
+
+
+def _asked(options: Options) -> tuple[object, ...]:
+    return options.device, options.port_num, options.gid_index, options.max_rd_atomic
+
+
+def _choose(options: Options, sources: Sequence[Gid]) -> tuple[Choice, bool]:
+    """Read it of the devices."""
     names = [options.device] if options.device is not None else device_names()
     if not names:
         raise DeviceError(f"find an RDMA device: {why_none()}")
-    sources = source_addresses(host) if host else []
     problems: list[str] = []
     wanted_is_missing = False
     found: list[tuple[tuple[bool, bool, bool], Port]] = []
+    attrs: dict[str, DeviceAttr] = {}
     for name in names:
         try:
             with open_device(name) as context:
                 ports = context.ports() if options.port_num is None else (context.port(options.port_num),)
+                attrs[name] = context.attr
         except (VerbsError, DeviceError) as e:
             if options.device is not None or getattr(e, "errno", 0) in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -114,4 +161,14 @@ def rank_ports(options: Options, host: str | None = None) -> list[Port]:
             "DOWN: bring its network device up (ip link set ... up). INIT: start a subnet manager."
         )
     here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
-    return [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]
+    best = [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]
+    # of a port whose network device is elsewhere, or of a device that cannot be opened, there are not all signs
+    certain = len(attrs) == len(names) and all(merit[2] for merit, _ in found)
+    return Choice(tuple(best), tuple(_addresses(best, attrs, options)), certain), certain
+
+
+def _addresses(ports: Sequence[Port], attrs: Mapping[str, DeviceAttr], options: Options) -> Iterator[PortAddress]:
+    # a GID index that was asked for means one port's: nothing else is meant
+    for port in ports if options.gid_index is None else ports[:1]:
+        with contextlib.suppress(DeviceError):
+            yield port.address(attrs[port.device], options)

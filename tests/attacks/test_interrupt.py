@@ -40,7 +40,7 @@ class Scene:
                 self.addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
         self.thread = threading.Thread(target=half)
         self.thread.start()
-        if what in ("close", "recv", "write", "reconnect"):
+        if what in ("close", "recv", "write", "batch", "reconnect"):
             self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10)
         self.pool = rdmaconnect.Pool(self.listener.url, 2) if what in ("acquire", "close a pool") else None
         self.calls: dict[str, Callable[[], Any]] = {
@@ -53,6 +53,7 @@ class Scene:
             "listen": lambda: rdmaconnect.listen("127.0.0.1:0"),
             "recv": lambda: self._made.recv(deadline_s=0.03),
             "write": lambda: [self._made.write(bytes(2000), "there", deadline_s=1) for _ in range(30)],
+            "batch": self._batches,
             "reconnect": lambda: self._made.reconnect(deadline_s=3),
             "meet": lambda: rdmaconnect.meet(*self.addresses, deadline_s=3),
         }
@@ -66,6 +67,14 @@ class Scene:
     def _pool(self) -> rdmaconnect.Pool:
         assert self.pool is not None
         return self.pool
+
+    def _batches(self) -> None:
+        for _ in range(5):
+            with self._made.batch() as batch:
+                sent = [batch.post_write(bytes(size), "there") for size in (9, 2000, 64, 65) * 3]
+            sent.append(self._made.post_write(b"short", "there"))
+            for transfer in sent:
+                transfer.wait(deadline_s=1)
 
     def _accept(self) -> None:
         while not self._over.is_set():
@@ -118,6 +127,7 @@ WHAT = [
     "listen",
     "recv",
     "write",
+    "batch",
     "reconnect",
     "meet",
 ]

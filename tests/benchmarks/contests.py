@@ -257,7 +257,8 @@ def contests(scale: Scale) -> dict[str, Contest]:
             (
                 Turn("ib_write_bw", "{writes} depth=16", {"write: ib_write_bw, 16 outstanding": write_bw}),
                 Turn("ib_write_bw", "{writes} depth=1", {"write: ib_write_bw, one at a time": write_bw}),
-                Turn("ours", f"write {{writes}} {MIB}", {"write: conn.write, one at a time": writing}),
+                Turn("ours", f"write {{writes}} {MIB} 16", {"write: conn.post_write, 16 outstanding": writing}),
+                Turn("ours", f"write {{writes}} {MIB} 1", {"write: conn.write, one at a time": writing}),
             ),
         ),
         "storm": Contest(

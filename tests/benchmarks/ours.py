@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import resource
 import secrets
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -163,8 +164,8 @@ class Ours(Program):
         check(came, self.listens)
         return {"begin": begin, "end": end}
 
-    def write(self, iters: int, size: int, port: int) -> dict[str, Any]:
-        """So many RDMA writes of a registered buffer, one after the other."""
+    def write(self, iters: int, size: int, depth: int, port: int) -> dict[str, Any]:
+        """So many RDMA writes of a registered buffer, ``depth`` on their way at once, or one after the other."""
         conn = self.lasting(port)
         if self.listens:
             memory = mmap.mmap(-1, size)
@@ -180,8 +181,16 @@ class Ours(Program):
         memory[:] = pattern(False, size)
         with conn.register(memory) as mr:
             begin = now()
-            for _ in range(iters):
-                conn.write(mr, region, deadline_s=PATIENCE_S)
+            if depth == 1:
+                for _ in range(iters):
+                    conn.write(mr, region, deadline_s=PATIENCE_S)
+            else:
+                on_the_way = deque(conn.post_write(mr, region) for _ in range(min(depth, iters)))
+                for _ in range(iters - len(on_the_way)):
+                    on_the_way.popleft().wait(deadline_s=PATIENCE_S)
+                    on_the_way.append(conn.post_write(mr, region))
+                for transfer in on_the_way:
+                    transfer.wait(deadline_s=PATIENCE_S)
             end = now()
             conn.send(b"done")
         return {"begin": begin, "end": end}

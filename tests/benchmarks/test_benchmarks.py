@@ -157,7 +157,7 @@ def test_our_program_has_what_it_says(sides: Sides) -> None:
         sides.connect.joined(1, 77, lambda: sides.connect.conns)
 
 
-@pytest.mark.parametrize("words", ["pingpong 20", "objects 20", "write 3 100000"])
+@pytest.mark.parametrize("words", ["pingpong 20", "objects 20", "write 3 100000 1", "write 30 100000 16"])
 def test_our_program_plays_twice(sides: Sides, words: str) -> None:
     for _ in range(2):
         _, connect = sides.play(words)
@@ -300,6 +300,14 @@ def test_a_difference_is_judged_as_one() -> None:
     goal = goals.Goal("memory", "memory: a", "memory: b", 8.0, minus=True)
     (verdict,) = goals.judge([goal], {"memory: a": [12.0], "memory: b": [5.0]})
     assert (verdict.value, verdict.met) == (7.0, True)
+
+
+def test_of_some_more_is_better() -> None:
+    goal = goals.Goal("write", "write: a", "write: b", 0.95, at_least=True)
+    for value, met in ((94, False), (96, True)):
+        (verdict,) = goals.judge([goal], {"write: a": [value], "write: b": [100]})
+        assert verdict.met is met
+        assert f"| write | at least 0.95 | {value / 100:g} |" in goals.table({}, [verdict])
 
 
 def test_a_goal_without_figures_is_left_out() -> None:

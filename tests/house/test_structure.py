@@ -58,6 +58,8 @@ MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
     "dial": {"url", "tcp"},
     "service": set(),
     "relay": set(),
+    "plain": {"relay", "zmtp"},
+    "carried": {"link", "relay"},
     "link": {"curve", "zmtp"},
     "zap": {"link", "service"},
     "verdicts": {"zmtp"},
@@ -66,10 +68,12 @@ MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
     "channel": {
         "alive",
         "budget",
+        "carried",
         "curve",
         "zmtp",
         "link",
         "long_frames",
+        "plain",
         "relay",
         "service",
         "tcp",
@@ -206,7 +210,7 @@ def test_only_the_link_its_keys_and_who_is_asked_for_them_know_zeromq() -> None:
 
 def test_only_what_waits_knows_asyncio() -> None:
     # waiting: the awaitable events of the objects, for users without a connection; the exchange: its one thread's loop
-    exchange = {"exchange.service", "exchange.relay", "exchange.channel", "exchange.alive"}
+    exchange = {f"exchange.{name}" for name in ("service", "relay", "carried", "channel", "alive")}
     assert {name for name in FILES if "asyncio" in foreign(name)} == {
         "runtime.procedure",
         "objects.waitable",
@@ -215,11 +219,11 @@ def test_only_what_waits_knows_asyncio() -> None:
 
 def test_only_a_few_files_know_the_clock() -> None:
     # channel and acceptor: how long ago something was heard; curve: how long ago a folder was read; probe: how long
-    # ago it sent; outgoing hands it to dial; pingpong measures
+    # ago it sent; watch: how long ago something changed; outgoing hands it to dial; pingpong measures
     found = {name for name in FILES if {"time", "datetime"} & foreign(name)}
     assert found == {
         "runtime.deadline", "session.outgoing", "session.probe", "pingpong.rounds", "exchange.channel",
-        "exchange.long_frames", "exchange.acceptor", "exchange.curve",
+        "exchange.long_frames", "exchange.acceptor", "exchange.curve", "session.watch",
     }  # fmt: skip
 
 

@@ -64,6 +64,11 @@ def use(peer: str, key: str | None = None) -> None:
             conn.send(mr)
             conn.read_into(mr, RemoteRegion.from_bytes(conn.recv()), 8, offset=2)
         conn.register((1 << 20, 4096)).close()
+        sent: rdmaconnect.Transfer = conn.post_send(b"x", deadline_s=None)
+        with conn.batch(deadline_s=5) as batch, conn.recv_view() as view:
+            sent = batch.post_write(view, remote["board"], offset=3, imm=7)
+            batch.post_read(into, "board", 4).wait(deadline_s=1)
+        print(sent.done(), sent.length, view[0] + 1)
         print(first, count, conn.local.qp_num, conn.private_data.decode())
     many: list[Connection] = rdmaconnect.connect_many(peer, 3, qp_type=QpType.UC, options=Options(sl=1), sl=2)
     one = rdmaconnect.connect(peer, qp_type="UD")
@@ -95,6 +100,9 @@ async def use_async(peer: str) -> None:
     async with rdmaconnect.AsyncPool(peer, spare=2, secret="a secret of one job") as pool:
         async with await pool.acquire() as pooled:
             await pooled.send(b"x")
+        transfer: rdmaconnect.AsyncTransfer = await conn.post_read(bytearray(5), "board")
+        async with conn.batch() as batch, conn.recv_view() as view:
+            await asyncio.gather(await batch.post_send(view), transfer, (await conn.post_write(b"x", "board")).wait())
     many = await rdmaconnect.aconnect_many(peer, 2)
     async with await rdmaconnect.alisten("*:0", share_ud=True) as listener:
         async for other in listener:
@@ -127,6 +135,9 @@ WRONG = {
     "an attribute of the queue pair": "use(conn.qp_num)",
     "a path before there is a peer": "use(listener.path)",
     "an option of asyncio's twin": 'await rdmaconnect.ameet("*", "peer", mtu=4096)',
+    "a transfer for its end": 'use(conn.post_send(b"x") + 1)',
+    "a view without with": "use(conn.recv_view()[0])",
+    "a transfer that was not awaited": 'use(aconn.post_send(b"x").done())',
     "an answer that was not awaited": 'use(aconn.recv().decode("ascii"))',
     "an iteration without async": "use([conn for conn in alistener])",
 }

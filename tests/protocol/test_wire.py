@@ -650,3 +650,23 @@ def test_an_answer_that_says_too_much_is_cut() -> None:
     assert isinstance(cut, Answer)
     assert [len(text) for text in cut.remarks[0]] == [16, 64, 512, 512]
     assert (len(cut.host), len(cut.remarks), len(cut.ports)) == (256, 32, 16)
+
+
+def test_a_part_that_was_read_before_is_not_taken_for_one_that_only_compares_equal() -> None:
+    """The parts that a peer repeats are remembered by their bytes: 1 is not True, and 1.0 is not 1."""
+    body = copy.deepcopy(MAPS["hello"])
+    assert decode(pack(body)) == HELLO
+    for where, other in ((("wish", "probe"), 1), (("wish", "sl"), 0.0), (("port", "num"), 1.0), (("port", "grh"), 0)):
+        changed = copy.deepcopy(body)
+        changed[where[0]][where[1]] = other
+        assert f"{where[1]} is a {type(other).__name__}" in refusal(pack(changed), where)
+
+
+def test_of_many_rows_the_one_that_is_wrong_is_named() -> None:
+    body = copy.deepcopy(MAPS["hello-many"])
+    for wrong, words in (([1, 2], "an entry is list: 3 values are due"), ([1, "x", 2], "entry is a str, not a int")):
+        changed = copy.deepcopy(body)
+        changed["qps"][-1] = wrong
+        assert words in refusal(pack(changed), wrong)
+    body["qps"][-1] += ["of a later version"]
+    assert decode(pack(body)) == VALUES["hello-many"]

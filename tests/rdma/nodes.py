@@ -17,6 +17,7 @@ from typing import Any
 
 import rdmaconnect
 from rdmaconnect import Connection, Listener
+from rdmaconnect.session import watch
 
 NETNS = os.environ.get("RDMACONNECT_LAB_LAYOUT", "netns") == "netns"
 CLONE_NEWNET = 0x40000000
@@ -112,6 +113,7 @@ def connected(
 
 def ours() -> list[str]:
     """The queue pairs, completion queues, memory regions and protection domains that are not the kernel's own."""
+    watch.forget()
     lines = []
     for kind in ("qp", "cq", "mr", "pd"):
         shown = subprocess.run(["rdma", "resource", "show", kind], capture_output=True, text=True, check=True).stdout
@@ -120,7 +122,8 @@ def ours() -> list[str]:
 
 
 def descriptors() -> set[str]:
-    """What this process has open of RDMA."""
+    """What this process has open of RDMA. What is kept for the next connection goes at once."""
+    watch.forget()
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         try:

@@ -144,6 +144,7 @@ class Context(Object):
         super().__init__(world)
         self.device, self.listed = listed.device, listed
         self.events: deque[tuple[int, int]] = deque()
+        self._seen = repr(self.device)
         whole = verbs_context.from_address(self.address - verbs_context.context.offset)
         whole.sz = ctypes.sizeof(verbs_context)
         self.c.abi_compat = ctypes.c_void_p(-1).value
@@ -164,6 +165,12 @@ class Context(Object):
         ARENA.within[inner] = address
         return inner
 
+    def notice(self) -> None:
+        """Tell of it, if a test has changed the device."""
+        before, self._seen = self._seen, repr(self.device)
+        if self._seen != before:
+            self.world.event(self, EventType.GID_CHANGE, 1)
+
     def port(self, port_num: int) -> Port:
         """A port by its number; EINVAL if there is none."""
         if not 1 <= port_num <= len(self.device.ports):
@@ -176,6 +183,8 @@ class Context(Object):
 
 @verb
 def ibv_get_device_list(world: Any, num_devices: Any) -> Any:
+    for context in world.objects("context"):
+        context.notice()
     found = DeviceList(world, world.listed)
     if num_devices is not None:
         num_devices.value = len(world.listed)

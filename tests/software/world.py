@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from rdmaconnect import abi, verbs
+from rdmaconnect.session import watch
 
 from . import completion, events, extended, memory, queuepair_verbs, rare  # noqa: F401  they bring their verbs
 from .arena import ALIVE, ARENA, WORLDS, Object, Refused, new_world
@@ -83,6 +84,7 @@ class Software:
     def remove(self) -> None:
         """Give the place back. What was made lives on, and answers to who holds a pointer to it."""
         if current() is self:
+            watch.forget()
             set_current(None)
             verbs.use(None)
         self.network.close()
@@ -135,7 +137,8 @@ class Software:
         return [one for one in list(ALIVE.values()) if one.world is self and one.kind == kind]
 
     def left(self) -> dict[str, int]:
-        """kind -> how many are alive; only those that are."""
+        """kind -> how many are alive; only those that are. What is kept for the next connection goes at once."""
+        watch.forget()
         return {kind: number for kind, number in self.alive.items() if number and kind != Listed.kind}
 
     # ---- the end of a test

@@ -1,0 +1,227 @@
+"""What was read of this host, remembered for as long as nothing has changed.
+
+Which ports there are, their tables, and which address a peer is reached from hardly ever change, and are dear to read.
+So what was read is kept, and thrown away whole at the first sign of any change. What there are signs for is kept, and
+nothing else:
+
+- links, addresses, routes and rules: the kernel's notices over netlink, which are there before the call that made the
+  change has returned;
+- ports, LIDs, P_Key and GID tables: the asynchronous events of a context of its own for each device;
+- devices: their names, and what sysfs knows each by, which is another number for one that was removed and made anew.
+
+The kernel fills GID tables some time after an address has changed: so for a while after a change nothing is kept.
+It is one for each network namespace, and goes when nobody has asked for some seconds, with its descriptors; so long the
+devices stay open too.
+
+Source: rtnetlink(7), netlink(7), ibv_get_async_event(3).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from ..errors import RdmaConnectError
+from ..exchange import service
+from ..objects.context import Context, device_names, open_apart, open_device
+from ..objects.sysfs import kernel_devices
+from ..runtime.fork import in_child
+from ..runtime.workers import namespace
+from ..verbs import library
+
+__all__ = ["forget", "recall", "recalled"]
+
+T = TypeVar("T")
+
+#: seconds after a change in which nothing is kept; and after which what nobody asks for is given up
+SETTLE_S, IDLE_S = 1.0, 5.0
+_INTERFACES = "/sys/class/net"
+#: values that are kept at most: one for each peer's address among them
+_MOST = 1024
+#: RTNLGRP_* of linux/rtnetlink.h: LINK, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE, NEXTHOP
+_GROUPS = sum(1 << group - 1 for group in (1, 5, 7, 8, 9, 11, 19, 32))
+
+
+class _Watch:
+    """Signs of change in one network namespace, and what was read while there were none. Under :data:`_lock`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Hashable, Any] = {}
+        self.used = time.monotonic()
+        self._events: dict[str, Context] = {}
+        #: so that the next connection finds them open
+        self._kept_open: list[Context] = []
+        self._poll = select.poll()
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        try:
+            self._socket.bind((0, _GROUPS))
+            self._poll.register(self._socket, select.POLLIN)
+            self._names = {*device_names()}
+            self._sysfs = {*os.listdir(_INTERFACES)} >= {name for _, name in socket.if_nameindex()}
+            self._devices = self._list()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _list(self) -> tuple[object, dict[str, int]]:
+        """What tells this library's list of devices from another one."""
+        devices = kernel_devices() if self._sysfs else {}
+        if devices.keys() != self._names:  # sysfs is not of this namespace, or shows others: only the library can tell
+            devices = dict.fromkeys(device_names(), 0)
+        return library(), devices
+
+    def follow(self, names: Sequence[str] | None) -> None:
+        """Look out for events of these devices too; None for all.
+
+        Raises:
+            RdmaConnectError: one cannot be opened.
+        """
+        for name in self._names if names is None else names:
+            if name not in self._events:
+                context = self._events[name] = open_apart(name)
+                self._poll.register(context.events.fileno(), select.POLLIN)
+                self._kept_open.append(open_device(name))
+
+    def holds(self) -> bool:
+        """Whether nothing has changed since it was made."""
+        return self._list() == self._devices and not self._poll.poll(0)
+
+    def disown(self) -> None:
+        """In a child: what it watches is its parent's."""
+        self._socket.close()
+
+    def close(self) -> None:
+        self._socket.close()
+        for context in (*self._events.values(), *self._kept_open):
+            with contextlib.suppress(RdmaConnectError):  # the device is gone
+                context.close()
+
+
+#: network namespace -> its watch, and the time from which on there may be one
+_watches: dict[int, _Watch] = {}
+_settled: dict[int, float] = {}
+_lock = threading.RLock()
+
+
+def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[T, bool]]) -> T:
+    """A value that was read of this host, or that is read now.
+
+    Args:
+        key: what it is.
+        names: the devices that it was read from; None for all.
+        make: reads it; says too whether there is a sign of every change of it.
+
+    Raises:
+        BaseException: what ``make`` raises; nothing is kept then.
+    """
+    where = namespace()
+    with _lock:
+        watch = _current(where)
+        if watch is not None:
+            if key in watch.kept:
+                value: T = watch.kept[key]
+                return value
+            try:
+                watch.follow(names)
+            except (RdmaConnectError, OSError):
+                watch = None
+    value, certain = make()
+    if watch is not None and certain:
+        with _lock:
+            if _watches.get(where) is watch and watch.holds():
+                if len(watch.kept) >= _MOST:
+                    watch.kept.clear()
+                watch.kept[key] = value
+    return value
+
+
+def recalled(key: Hashable) -> Any:
+    """What :func:`recall` has kept, or None. It never blocks."""
+    if not _lock.acquire(blocking=False):  # somebody opens devices just now
+        return None
+    try:
+        watch = _watches.get(namespace())
+        if watch is None or key not in watch.kept or not watch.holds():
+            return None
+        watch.used = time.monotonic()
+        return watch.kept[key]
+    except (RdmaConnectError, OSError):  # there are no devices any more
+        return None
+    finally:
+        _lock.release()
+
+
+def _current(where: int) -> _Watch | None:
+    """The watch of a network namespace, if it holds, or a new one; None while there can be none."""
+    now = time.monotonic()
+    watch = _watches.get(where)
+    try:
+        if watch is not None:
+            if watch.holds():
+                watch.used = now
+                return watch
+            _drop(where)
+            _settled[where] = now + SETTLE_S
+        if now < _settled.get(where, now):
+            return None
+        _settled.pop(where, None)
+        watch = _watches[where] = _Watch()
+    except (RdmaConnectError, OSError):  # no devices, no descriptors: what is read is not kept
+        _drop(where)
+        return None
+    service.soon(_look_later, where, IDLE_S)
+    return watch
+
+
+def _drop(where: int) -> None:
+    watch = _watches.pop(where, None)
+    if watch is not None:
+        watch.close()
+
+
+def _look_later(where: int, seconds: float) -> None:
+    service.loop().call_later(seconds, _look, where)
+
+
+def _look(where: int) -> None:
+    """Give it up if nobody has asked for a while. In the service thread."""
+    if not _lock.acquire(blocking=False):  # somebody asks just now
+        _look_later(where, IDLE_S)
+        return
+    try:
+        watch = _watches.get(where)
+        left = 0.0 if watch is None else watch.used + IDLE_S - time.monotonic()
+        if left > 0:
+            _look_later(where, left)
+        else:
+            _drop(where)
+    finally:
+        _lock.release()
+
+
+@atexit.register
+def forget() -> None:
+    """Throw all of it away."""
+    with _lock:
+        for where in list(_watches):
+            _drop(where)
+        _settled.clear()
+
+
+def _forget() -> None:
+    """In a child: what its parent watches is not its own."""
+    global _lock
+    _lock = threading.RLock()
+    for watch in _watches.values():
+        watch.disown()
+    _watches.clear()
+
+
+in_child(_forget)
