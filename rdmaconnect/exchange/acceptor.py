@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ..runtime.peer_log import log
-from . import service, zap
+from . import service
 from .channel import Channel, Receiver
 from .curve import Keys
 from .tcp import listen, set_options
@@ -121,6 +121,8 @@ class Acceptor:
 
     def _start(self) -> None:
         if self._keys is not None:
+            from . import zap  # and ZeroMQ with it: who has no keys does not load it
+
             self._domain = zap.admit(self._keys.knows or (lambda key: False))
         self._resume()
 
@@ -138,6 +140,8 @@ class Acceptor:
         for channel in strangers:
             channel.close()
         if self._domain:
+            from . import zap
+
             zap.forget(self._domain)
 
     def _accept(self) -> None:

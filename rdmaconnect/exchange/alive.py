@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from ..runtime.fork import in_child
-from . import link, service
+from . import service
 
-__all__ = ["TICK_S", "Alive", "add", "open_channels", "remove"]
+__all__ = ["TICK_S", "Alive", "add", "at_last", "open_channels", "remove"]
 
 #: seconds between two ticks
 TICK_S = 1.0
@@ -36,6 +37,13 @@ class Alive(Protocol):
 
 _open: set[Alive] = set()
 _ticking = False
+#: called when the process ends and all channels are finished
+_at_last: list[Callable[[], None]] = []
+
+
+def at_last(function: Callable[[], None]) -> None:
+    """Have ``function`` called in the service thread when the process ends and every channel is finished."""
+    _at_last.append(function)
 
 
 def open_channels() -> int:
@@ -82,7 +90,8 @@ async def _last() -> None:
         await asyncio.wait_for(_flush(), service.END_S / 2)
     for channel in tuple(_open):
         channel.finish()
-    link.close_context()
+    for function in _at_last:
+        function()
 
 
 service.at_end(_last)

@@ -8,7 +8,9 @@ from typing import Protocol
 
 from ..errors import RdmaConnectError, StateError, VerbsError
 from . import link
+from .curve import Keys
 from .link import Link
+from .plain import LINGER_MS
 from .relay import Pump, drain_and_close
 
 __all__ = ["Carried"]
@@ -39,11 +41,29 @@ class Carried:
     Args:
         loop: the service thread's.
         tcp: to the peer.
-        made: ZeroMQ's end.
         owner: is told what happens.
+        max_frame, keys, listens, domain: as for :class:`~rdmaconnect.exchange.link.Link`.
+
+    Raises:
+        VerbsError: EMFILE, ENFILE.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, tcp: socket.socket, made: Link, owner: Owner) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        tcp: socket.socket,
+        owner: Owner,
+        max_frame: int,
+        keys: Keys,
+        listens: bool,
+        domain: str,
+    ) -> None:
+        try:
+            made = Link(max_frame, keys, listens, domain)
+        except RdmaConnectError:
+            raise
+        except OSError as e:
+            raise VerbsError("zmq_socket", e.errno or 0, "open an exchange") from None
         self._loop, self._tcp, self._owner = loop, tcp, owner
         self._link: Link | None = made
         self._local: socket.socket | None = None
@@ -100,7 +120,7 @@ class Carried:
 
     def hang_up(self) -> None:
         """Send no more; what was sent has a while to go out."""
-        self._leave(link.LINGER_MS)
+        self._leave(LINGER_MS)
 
     def stop(self) -> None:
         """Free everything; nothing is called after it."""

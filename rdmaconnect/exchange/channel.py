@@ -9,20 +9,21 @@ import socket
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ..errors import PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
+from ..errors import PeerClosed, RdmaConnectError, RemoteProtocolError, StateError
 from ..runtime.fork import in_child
 from . import alive, long_frames, service
 from .budget import BYTES, Budget
-from .carried import Carried
 from .curve import Keys
-from .link import LINGER_MS, SEND_QUEUE, Link
-from .plain import Plain
+from .plain import LINGER_MS, SEND_QUEUE, Plain
 from .relay import Outlet, Pump
 from .tcp import peer_of
 from .verdicts import foreign, why_over
 from .zmtp import Filter, ZmtpError
+
+if TYPE_CHECKING:
+    from .carried import Carried
 
 __all__ = ["SMALL_FRAME", "Channel", "Receiver"]
 
@@ -176,14 +177,12 @@ class Channel:
             outlet = Outlet(self._loop, self._tcp, SEND_QUEUE, self.hung_up)
             self._line = self._plain = Plain(self._filter, outlet)
             return
+        from .carried import Carried  # and ZeroMQ with it: who has no keys does not load it
+
         try:
-            made = Link(self.max_frame, self._keys, self._listens, self._domain)
+            self._line = Carried(self._loop, self._tcp, self, self.max_frame, self._keys, self._listens, self._domain)
         except RdmaConnectError as e:
             self._end(e)
-        except OSError as e:
-            self._end(VerbsError("zmq_socket", e.errno or 0, "open an exchange"))
-        else:
-            self._line = Carried(self._loop, self._tcp, made, self)
 
     def came(self, local: socket.socket) -> None:
         """ZeroMQ has come."""

@@ -20,9 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-import zmq
-from zmq.utils import z85
-
 from ..errors import shown
 
 __all__ = ["Keys", "keygen", "keys_for"]
@@ -124,6 +121,8 @@ def keygen(folder: str, name: str) -> tuple[str, str]:
         OSError: the folder cannot be written.
     """
     os.makedirs(folder, exist_ok=True)
+    import zmq
+
     public, secret = zmq.curve_keypair()
     # the form of pyzmq's own certificates, which other programs read
     lines = {
@@ -182,6 +181,9 @@ def _secret(given: str | bytes | None) -> bytes | None:
 
 @lru_cache(maxsize=8)
 def _derive(secret: bytes, role: str) -> tuple[bytes, bytes]:
+    import zmq
+    from zmq.utils import z85
+
     raw = hashlib.scrypt(secret, salt=f"rdmaconnect 1 {role}".encode(), n=2**14, r=8, p=1, dklen=32)
     pair = z85.encode(raw)
     return zmq.curve_public(pair), pair
@@ -199,6 +201,8 @@ def _own(path: str) -> tuple[bytes, bytes]:
     public, secret = _load(path)
     if not secret:
         raise ValueError(f"read key file {path}: it holds no secret key. Give the one that ends in .key_secret.")
+    import zmq
+
     if zmq.curve_public(secret) != public:
         raise ValueError(f"read key file {path}: its two keys do not belong together. Make a new pair.")
     return public, secret
@@ -245,6 +249,8 @@ def _read(path: str) -> tuple[bytes, bytes]:
 
 
 def _is_key(text: bytes) -> bool:
+    from zmq.utils import z85
+
     try:
         return len(z85.decode(text)) == 32
     except (KeyError, ValueError, struct.error):  # a character that Z85 has not, a length, five that are too large

@@ -19,16 +19,15 @@ import zmq
 
 from ..errors import VerbsError
 from ..runtime.fork import in_child
+from . import alive
 from .curve import Keys
+from .plain import LINGER_MS, SEND_QUEUE
 from .zmtp import CURVE_ADDS
 
-__all__ = ["LINGER_MS", "SEND_QUEUE", "Link", "close_context", "context"]
+__all__ = ["Link", "context"]
 
-#: frames of one peer that ZeroMQ keeps before it holds the peer up; and of this side, which are short but for one,
-#: before the peer counts as one that does not read: a busy machine may be a while behind
-_RECV_QUEUE, SEND_QUEUE = 8, 64
-#: what was sent goes out for so long after close, ms
-LINGER_MS = 1000
+#: frames of one peer that ZeroMQ keeps before it holds the peer up
+_RECV_QUEUE = 8
 #: descriptors of one link: the service's end, ZeroMQ's end and its mailbox, and the socket that joins the two; for
 #: the first of a process those of ZeroMQ's threads besides
 _DESCRIPTORS, _FIRST = 4, 12
@@ -54,6 +53,9 @@ def close_context() -> None:
         ending, _context = _context, None
     if ending is not None:
         ending.destroy(linger=0)
+
+
+alive.at_last(close_context)
 
 
 def _forget() -> None:

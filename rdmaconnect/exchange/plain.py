@@ -11,7 +11,13 @@ from __future__ import annotations
 from .relay import Outlet
 from .zmtp import HANDSHAKE, Filter, framed, pong
 
-__all__ = ["Plain"]
+__all__ = ["LINGER_MS", "SEND_QUEUE", "Plain"]
+
+#: frames of this side, which are short but for one, before the peer counts as one that does not read: a busy machine
+#: may be a while behind
+SEND_QUEUE = 64
+#: what was sent goes out for so long after close, ms
+LINGER_MS = 1000
 
 
 class Plain:

@@ -15,13 +15,14 @@ import pytest
 import rdmaconnect
 
 ROOT = Path(rdmaconnect.__file__).parent
-#: not loaded by those who only connect and listen: what stands on connections, rarer objects of the verbs, and modules
-#: of Python's that a message of an error, a key or a secret alone needs
+#: not loaded by those who only connect and listen: what stands on connections, rarer objects of the verbs, and what a
+#: message of an error, a key or a secret alone needs, ZeroMQ among it
 RARE = {
     "rdmaconnect.cli", "rdmaconnect.doctor", "rdmaconnect.pingpong", "rdmaconnect.objects.domain",
     "rdmaconnect.objects.imported", "rdmaconnect.objects.queuepair_ex",
     "rdmaconnect.objects.regions", "rdmaconnect.objects.steering", "rdmaconnect.objects.tagmatching",
-    "rdmaconnect.objects.workqueue", "rdmaconnect.session.pool", "argparse", "difflib", "numpy", "torch",
+    "rdmaconnect.objects.workqueue", "rdmaconnect.exchange.carried", "rdmaconnect.session.pool", "zmq",
+    "argparse", "difflib", "numpy", "torch",
 }  # fmt: skip
 #: not loaded by ``import rdmaconnect``
 HEAVY = {"asyncio", "ctypes", "dataclasses", "inspect", "logging", "msgpack", "socket", "subprocess", "zmq"}
@@ -50,7 +51,7 @@ def test_the_package_itself_loads_next_to_nothing() -> None:
 
 def test_who_connects_and_listens_loads_nothing_that_is_seldom_used() -> None:
     found = loaded("from rdmaconnect import connect, listen")
-    assert {"rdmaconnect.session.connect", "rdmaconnect.session.listen", "zmq"} <= found
+    assert {"rdmaconnect.session.connect", "rdmaconnect.session.listen", "msgpack"} <= found
     assert not {name for name in found for rare in RARE if f"{name}.".startswith(f"{rare}.")}
 
 
@@ -80,14 +81,14 @@ def test_a_name_that_there_is_not_is_told_as_of_any_module() -> None:
 def test_what_cannot_be_loaded_is_named_and_tried_again() -> None:
     done = run(
         "import sys",
-        "sys.modules['zmq'] = None",
+        "sys.modules['msgpack'] = None",
         "import rdmaconnect",
         "try: rdmaconnect.connect",
         "except ModuleNotFoundError as e: print(e.name)",
-        "del sys.modules['zmq']",
+        "del sys.modules['msgpack']",
         "print(rdmaconnect.connect.__name__)",
     )
-    assert (done.stdout.split(), done.stderr) == (["zmq", "connect"], "")
+    assert (done.stdout.split(), done.stderr) == (["msgpack", "connect"], "")
 
 
 def test_threads_that_ask_first_at_the_same_time_get_the_same() -> None:
