@@ -33,7 +33,7 @@ from ..exchange import service
 from ..objects.context import Context, device_names, open_apart, open_device
 from ..objects.sysfs import kernel_devices
 from ..runtime.fork import in_child
-from ..runtime.workers import namespace
+from ..runtime.workers import here, namespace
 from ..verbs import library
 
 __all__ = ["forget", "recall", "recalled"]
@@ -55,6 +55,7 @@ class _Watch:
     def __init__(self) -> None:
         self.kept: dict[Hashable, Any] = {}
         self.used = time.monotonic()
+        self._names = {*device_names()}  # first: without the library there is nothing to watch, on any system
         self._events: dict[str, Context] = {}
         #: so that the next connection finds them open
         self._kept_open: list[Context] = []
@@ -63,7 +64,6 @@ class _Watch:
         try:
             self._socket.bind((0, _GROUPS))
             self._poll.register(self._socket, select.POLLIN)
-            self._names = {*device_names()}
             self._sysfs = {*os.listdir(_INTERFACES)} >= {name for _, name in socket.if_nameindex()}
             self._devices = self._list()
         except BaseException:
@@ -200,8 +200,9 @@ def _look(where: int) -> None:
         left = 0.0 if watch is None else watch.used + IDLE_S - time.monotonic()
         if left > 0:
             _look_later(where, left)
-        else:
-            _drop(where)
+        elif watch is not None:
+            here().submit(watch.close)  # to close a device may take a while
+            del _watches[where]
     finally:
         _lock.release()
 
