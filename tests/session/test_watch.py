@@ -181,6 +181,15 @@ def test_the_applications_own_events_stay_its_own(software: Software) -> None:
         assert event.event_type is EventType.SM_CHANGE
 
 
+def test_a_device_of_another_namespace_beside_the_one_that_is_used_is_watched_too(quick: None) -> None:
+    far, near = (Device(name, [Port(gids=[gid])]) for name, gid in (("far", "192.0.2.1"), ("near", "127.0.0.1")))
+    with Software([far, near]) as software:
+        assert [port.device for port in choose_ports(Options()).ports] == ["near"]
+        assert read_by(software, lambda: choose_ports(Options())) == {}
+        far.ports[0].gids = ["127.0.0.2"]
+        assert {port.device for port in choose_ports(Options()).ports} == {"near", "far"}
+
+
 def test_of_ports_whose_network_device_is_elsewhere_nothing_is_kept() -> None:
     with Software([Device(ports=[Port(gids=["192.0.2.1"])])]) as software:
         choose_ports(Options())
