@@ -76,7 +76,7 @@ def test_what_is_kept_goes_when_nobody_asks(software: Software, pairs: Any, monk
     monkeypatch.setattr(watch, "IDLE_S", 0.1)
     pairs()
     assert until(lambda: not watch._watches)
-    assert software.alive["context"] == 0
+    assert until(lambda: software.alive["context"] == 0)
     assert read_by(software, pairs)
 
 
