@@ -47,14 +47,22 @@ def fetch(
     with rdmaconnect.connect(peer, device=device, deadline_s=120) as conn:
         about = json.loads(conn.private_data)
         size, path = int(about["size"]), Path(folder, Path(about["name"]).name)  # never outside of the folder
-        digest, part = hashlib.sha256(), bytearray(min(piece, size))
-        with path.open("wb") as file, conn.register(part) as target:
-            for offset in range(0, size, piece):
-                length = min(piece, size - offset)
-                conn.read_into(target, "file", length, offset=offset)
-                digest.update(memoryview(part)[:length])
-                file.write(memoryview(part)[:length])
-                tick(offset + length, size)
+        digest, parts = hashlib.sha256(), [bytearray(min(piece, size)) for _ in range(2)]
+        lengths = [min(piece, size - offset) for offset in range(0, size, piece)]
+        with path.open("wb") as file, conn.register(parts[0]) as even, conn.register(parts[1]) as odd:
+
+            def begin(n: int) -> rdmaconnect.Transfer:
+                return conn.post_read(odd if n % 2 else even, "file", lengths[n], offset=n * piece)
+
+            transfer = begin(0)
+            for n, length in enumerate(lengths):
+                transfer.wait()
+                if n + 1 < len(lengths):
+                    transfer = begin(n + 1)  # on its way while this one is digested and written
+                came = memoryview(parts[n % 2])[:length]
+                digest.update(came)
+                file.write(came)
+                tick(n * piece + length, size)
         conn.send(digest.hexdigest().encode())
     if digest.hexdigest() != about["sha256"]:
         raise SystemExit(f"{path} is not what the peer has")

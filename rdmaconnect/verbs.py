@@ -1551,8 +1551,12 @@ def ibv_create_qp(pd: Any, attr: abi.ibv_qp_init_attr) -> Any:
 
     Source: ibv_create_qp(3), ``ibv_create_qp``.
     """
-    kind = abi.QpType(attr.qp_type)
-    return _call("ibv_create_qp", pd, byref(attr), doing=f"create a queue pair of type {kind}")
+    ctypes.set_errno(0)
+    qp = _symbol("ibv_create_qp")(pd, byref(attr))
+    if not qp:
+        doing = f"create a queue pair of type {abi.QpType(attr.qp_type)}"
+        raise failed("ibv_create_qp", qp, doing, ctypes.get_errno())
+    return qp
 
 
 def ibv_modify_qp(qp: Any, attr: abi.ibv_qp_attr, attr_mask: int) -> int:
@@ -1620,7 +1624,7 @@ def ibv_modify_qp(qp: Any, attr: abi.ibv_qp_attr, attr_mask: int) -> int:
     """
     ctypes.set_errno(0)
     result = _symbol("ibv_modify_qp")(qp, byref(attr), attr_mask)
-    return errno_of("ibv_modify_qp", result, ctypes.get_errno())
+    return errno_of("ibv_modify_qp", result, ctypes.get_errno()) if result else 0
 
 
 def ibv_query_qp(qp: Any, attr_mask: int) -> tuple[abi.ibv_qp_attr, abi.ibv_qp_init_attr]:

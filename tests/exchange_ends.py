@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import socket
@@ -192,3 +193,14 @@ def descriptors() -> int:
 def channels() -> int:
     """How many channels there are."""
     return service.do(open_channels)
+
+
+def taken(port: int) -> bool:
+    """Whether somebody listens on that port of 127.0.0.1."""
+    with socket.socket() as mine:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            mine.bind(("127.0.0.1", port))
+        except OSError as e:
+            return e.errno == errno.EADDRINUSE
+        return False

@@ -89,30 +89,27 @@ def layout(members: list[Declaration]) -> tuple[list[str], list[tuple[str, Any]]
     return [name for (name, _), d in zip(fields, members, strict=True) if not d.name], fields
 
 
+#: a type of two words is one token
+_TOKEN = re.compile(r"(?:struct|union|enum|unsigned)\s+\w+|\w+|[^\s\w]")
+
+
 class _Reader:
     """A recursive-descent reader: one method for each thing that C can put next."""
 
     def __init__(self, text: str, scope: Mapping[str, Any], owner: str) -> None:
-        self.text, self.scope, self.owner = text, scope, owner
-        self.tokens = [(m.group(), m.start()) for m in re.finditer(r"\w+|[^\s\w]", text)]
+        self.text, self.types, self.owner = text, {**SCALARS, **scope}, owner
+        self.matches = list(_TOKEN.finditer(text))
+        self.tokens: list[str] = [*_TOKEN.findall(text), ""]
         self.at = 0
 
     def more(self) -> bool:
-        return self.at < len(self.tokens)
-
-    def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead][0] if self.at + ahead < len(self.tokens) else ""
+        return self.at < len(self.matches)
 
     def where(self) -> int:
-        return self.tokens[self.at][1] if self.more() else len(self.text)
-
-    def take(self) -> str:
-        token = self.peek()
-        self.at += 1
-        return token
+        return self.matches[self.at].start() if self.at < len(self.matches) else len(self.text)
 
     def accept(self, token: str) -> bool:
-        if self.peek() == token:
+        if self.tokens[self.at] == token:
             self.at += 1
             return True
         return False
@@ -122,9 +119,11 @@ class _Reader:
             raise self.wrong(f"expected {token!r}")
 
     def identifier(self) -> str:
-        if not re.fullmatch(r"[A-Za-z_]\w*", self.peek()):
+        name = self.tokens[self.at]
+        if not name.isidentifier():
             raise self.wrong("expected a name")
-        return self.take()
+        self.at += 1
+        return name
 
     def wrong(self, what: str) -> ValueError:
         return ValueError(f"C text: {what} at {self.text[self.where() : self.where() + 40].strip()!r}")
@@ -132,7 +131,7 @@ class _Reader:
     def declaration(self) -> Declaration:
         start = self.where()
         base = self.base()
-        name, ctype, argtypes = ("", base, None) if self.peek() == ";" else self.declarator(base)
+        name, ctype, argtypes = ("", base, None) if self.tokens[self.at] == ";" else self.declarator(base)
         text = self.text[start : self.where()].strip()
         self.expect(";")
         if argtypes is None:
@@ -142,21 +141,21 @@ class _Reader:
     def base(self) -> Any:
         """The type before the stars and the name."""
         self.accept("const")
-        word = self.identifier()
-        if word == "enum":
-            self.identifier()
-            return c.c_int
-        if word in ("struct", "union"):
-            if self.peek() == "{":
-                return self.untagged(word)
-            word = f"{word} {self.identifier()}"
-        elif word == "unsigned" and self.accept("int"):
-            word = "unsigned int"
+        word = self.tokens[self.at]
+        if word in self.types:
+            self.at += 1
+            found = self.types[word]
+        elif word.startswith("enum "):
+            self.at += 1
+            found = c.c_int
+        elif word in ("struct", "union"):
+            self.at += 1
+            return self.untagged(word)
+        else:
+            self.at += word != ""
+            raise self.wrong(f"unknown type {word!r} before")
         self.accept("const")
-        for known in (self.scope, SCALARS):
-            if word in known:
-                return known[word]
-        raise self.wrong(f"unknown type {word!r} before")
+        return found
 
     def untagged(self, kind: str) -> Any:
         """The class for a `struct { ... }` or `union { ... }` written in place."""
@@ -169,40 +168,42 @@ class _Reader:
         name = f"{self.owner}_{'_'.join(n for n, _ in fields)}"
         return type(parent)(name, (parent,), {"_anonymous_": anonymous, "_fields_": fields})
 
-    def declarator(self, base: Any) -> tuple[str, Any, tuple[Any, ...] | None]:
-        """The stars, the name and what follows it."""
+    def stars(self, ctype: Any) -> Any:
+        """The type behind the stars that come now."""
         while self.accept("*"):
             self.accept("const")
-            base = _pointer(base)
+            ctype = _pointer(ctype)
+        return ctype
+
+    def declarator(self, base: Any) -> tuple[str, Any, tuple[Any, ...] | None]:
+        """The stars, the name and what follows it."""
+        base = self.stars(base)
         if self.accept("("):
             self.expect("*")
             name = self.identifier()
             self.expect(")")
             return name, c.CFUNCTYPE(self.complete(base, void=True), *self.parameters()), None
         name = self.identifier()
-        if self.peek() == "(":
+        if self.tokens[self.at] == "(":
             return name, self.complete(base, void=True), self.parameters()
         if self.accept("["):
-            size = self.take()
+            size = self.tokens[self.at]
             if not size.isdigit():
-                raise self.wrong(f"array size {size!r} is not a number before")
+                raise self.wrong(f"array size {size!r} is not a number:")
+            self.at += 1
             self.expect("]")
             base = self.complete(base) * int(size)
         return name, base, None
 
     def parameters(self) -> tuple[Any, ...]:
         self.expect("(")
-        if self.peek() == "void" and self.peek(1) == ")":
+        if self.tokens[self.at : self.at + 2] == ["void", ")"]:
             self.at += 2
             return ()
         found = []
         while True:
-            ctype = self.base()
-            while self.accept("*"):
-                self.accept("const")
-                ctype = _pointer(ctype)
-            found.append(self.complete(ctype))
-            if self.peek() not in (",", ")"):
+            found.append(self.complete(self.stars(self.base())))
+            if self.tokens[self.at] not in (",", ")"):
                 self.identifier()
             if self.accept(")"):
                 return tuple(found)

@@ -15,11 +15,13 @@ do not tell the whole truth, and the caller should know:
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 from .cstruct import scope
-from .ctext import declarations
+from .ctext import Declaration, declarations
 from .structs import STRUCTS
 
 
@@ -40,18 +42,25 @@ class Prototype(NamedTuple):
 
     Attributes:
         name: the symbol.
-        restype, argtypes: as ctypes wants them.
         fails: how it reports failure.
         text: the C declaration.
         since: the symbol version it was first exported with, older libraries lack it.
     """
 
     name: str
-    restype: Any
-    argtypes: tuple[Any, ...]
     fails: Fails
     text: str
     since: str
+
+    @property
+    def restype(self) -> Any:
+        """As ctypes wants it."""
+        return _declaration(self.text).ctype
+
+    @property
+    def argtypes(self) -> tuple[Any, ...]:
+        """As ctypes wants them."""
+        return _declaration(self.text).argtypes or ()
 
 
 class Op(NamedTuple):
@@ -233,13 +242,22 @@ _INLINE = {
 """`name`, or `name=field` where the field is not the name without `ibv_`."""
 
 
+_TYPES = scope(STRUCTS)
+
+
+@cache
+def _declaration(text: str) -> Declaration:
+    """What a prototype declares, read when it is first asked for: a program calls few of them."""
+    (found,) = declarations(f"{text};", _TYPES)
+    return found
+
+
 def _prototypes() -> dict[str, Prototype]:
-    types = scope(STRUCTS)
     since = {name: version for version, names in _SYMBOL_VERSIONS.items() for name in names.split()}
     return {
-        d.name: Prototype(d.name, d.ctype, d.argtypes or (), fails, d.text, since.get(d.name, "IBVERBS_1.1"))
-        for fails, text in _EXPORTED.items()
-        for d in declarations(text, types)
+        name: Prototype(name, fails, text, since.get(name, "IBVERBS_1.1"))
+        for fails, together in _EXPORTED.items()
+        for text, name in re.findall(r"(\w[^;]*?(\w+)\([^;]*);", together)
     }
 
 

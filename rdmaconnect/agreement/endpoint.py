@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field, replace
+from operator import le
 
 from ..abi import GidType, LinkLayer, Mtu, QpType
 from ..errors import shown
-from .ranges import AH_RANGES, RANGES, within
+from .ranges import AH_RANGES, RANGES, Span, within
 
 __all__ = [
     "GRH_BYTES",
@@ -209,7 +210,14 @@ class RemoteRegion:
         """
         if offset < 0 or length < 0 or offset + length > self.length:
             raise ValueError(f"{length} bytes at offset {offset}: the remote region has {self.length} bytes")
+        if length == self.length:
+            return self
         return RemoteRegion(self.addr + offset, self.rkey, length)
+
+
+#: of an endpoint's qp_num, psn, recv_size and qkey
+_ENDPOINT: tuple[Span, ...] = (RANGES["dest_qp_num"], RANGES["sq_psn"], (0, 2**31, "bytes"), RANGES["qkey"])
+_LEAST, _MOST, _ = zip(*_ENDPOINT, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +241,12 @@ class Endpoint:
     qkey: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
-        within("qp_num", self.qp_num, *RANGES["dest_qp_num"])
-        within("psn", self.psn, *RANGES["sq_psn"])
-        within("recv_size", self.recv_size, 0, 2**31)
-        within("qkey", self.qkey, *RANGES["qkey"])
+        # a hello may have thousands: what is as it should be costs little
+        numbers = (self.qp_num, self.psn, self.recv_size, self.qkey)
+        if {*map(type, numbers)} == {int} and all(map(le, _LEAST, numbers)) and all(map(le, numbers, _MOST)):
+            return
+        for name, number, span in zip(("qp_num", "psn", "recv_size", "qkey"), numbers, _ENDPOINT, strict=True):
+            within(name, number, *span)
 
     def at(self, port: PortAddress) -> Endpoint:
         """The same queue pair with its port described otherwise."""

@@ -24,6 +24,7 @@ _SPANS: dict[str, Span] = {
     "recv_size": (1, 2**30, "bytes"),
     "recv_depth": (1, 2**15, "receives"),
     "send_depth": (1, 2**15, "sends"),
+    "max_inline_data": (0, 2**15, "bytes"),
     "spin": (0, 2**31, "polls"),
 }
 
@@ -41,11 +42,12 @@ def check_fields(of: object, names: Iterable[str]) -> None:
 
 
 class Sizes(NamedTuple):
-    """What each queue pair has: bytes of a receive, receives posted, sends that may be on their way."""
+    """What each queue pair has: bytes of a receive, receives posted, sends on their way, bytes that go inline."""
 
     recv_size: int
     recv_depth: int
     send_depth: int
+    max_inline_data: int = 64
 
 
 class OptionsDict(TypedDict, total=False):
@@ -68,6 +70,7 @@ class OptionsDict(TypedDict, total=False):
     recv_size: int | None
     recv_depth: int | None
     send_depth: int | None
+    max_inline_data: int
     spin: int
     probe: bool
 
@@ -95,6 +98,8 @@ class Options:
             65536 by default, 16384 where several queue pairs are made at once, an MTU at most for UD.
         recv_depth: receives kept posted, 1 to 2**15; 16 by default, or 4.
         send_depth: sends that may be on their way at once, 1 to 2**15; 16 by default, or 4.
+        max_inline_data: bytes wanted that a work request can carry itself, 0 to 2**15: what is so short and plain
+            bytes is copied there and nowhere else. Where the device refuses there are none.
         spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
         probe: whether messages are sent both ways and checked before the connection is handed out (the
             connector's counts).
@@ -117,6 +122,7 @@ class Options:
     recv_size: int | None = None
     recv_depth: int | None = None
     send_depth: int | None = None
+    max_inline_data: int = 64
     spin: int = 500
     probe: bool = True
 
@@ -137,6 +143,7 @@ class Options:
             self.recv_size or least.recv_size,
             self.recv_depth or least.recv_depth,
             self.send_depth or least.send_depth,
+            self.max_inline_data,
         )
 
     @property

@@ -6,8 +6,11 @@ The listener agrees and tells the connector; both then derive their own :class:`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import repeat
+from operator import attrgetter
 
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
@@ -136,7 +139,17 @@ class Path:
 
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
-        return replace(self, dest_qp_num=remote.qp_num, rq_psn=remote.psn, sq_psn=local.psn, qkey=local.qkey)
+        path = object.__new__(Path)
+        own = (remote.qp_num, remote.psn, local.psn, local.qkey)
+        # without the constructor: of thousands of queue pairs this is done for each
+        deque(map(object.__setattr__, repeat(path), _OWN + _SHARED, own + _shared(self)), 0)
+        return path
+
+
+#: the fields of a :class:`Path` that are a queue pair's own, in the order of :meth:`Path.toward`; and the others
+_OWN = ("dest_qp_num", "rq_psn", "sq_psn", "qkey")
+_SHARED = tuple(field.name for field in fields(Path) if field.name not in _OWN)
+_shared = attrgetter(*_SHARED)
 
 
 def agree(connector: Endpoint, listener: Endpoint, wish: Wish) -> Agreement:

@@ -47,7 +47,7 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
         help="messages there and back, checked and timed",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Without HOST: serve one ping-pong. With HOST: connect to one that serves, and say what is done.\n"
-        "The letters are those of ibv_rc_pingpong; -a, -q and -D are perftest's.",
+        "The letters are those of ibv_rc_pingpong; -a, -q and -D are perftest's, and so is --tx-depth.",
         epilog=_epilog(),
     )
     add = pingpong.add_argument
@@ -70,6 +70,9 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     add("-a", "--sweep", action="store_true", help="all powers of two from 1 byte up to -s (8 MiB)")
     add("-n", "--iters", type=count(1), metavar="N", help="round trips (1000; with -a fewer of the large ones)")
     add("-D", "--duration", type=seconds, metavar="SECONDS", help="for so long with each size, instead of -n")
+    add("--bw", action="store_true", help="throughput: many one way at once, instead of round trips (over RC)")
+    depth = f"with --bw, how many are on their way at once on each connection ({_SIZES.send_depth})"
+    add("--tx-depth", type=count(1), metavar="N", help=depth)
     add("-q", "--qps", type=count(1), default=1, metavar="N", help="connections, used in turn (%(default)s)")
     add("-m", "--mtu", type=int, choices=list(MTU_BYTES.values()), help="largest path MTU (default: the ports')")
     add("-l", "--sl", type=int, default=0, metavar="SL", help="service level, 0 to 15 (%(default)s)")
@@ -85,10 +88,11 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
 
 
 def _epilog() -> str:
-    lines = ["a round trip of each --op:"]
+    lines = ["a round trip of each --op (with --bw those with * go one way, many at once):"]
     for name, op in OPS.items():
         says = f"{op.says} ({', '.join(map(str, op.qp_types))})"
-        lines += textwrap.wrap(f"  {name:9}  {says}", width(sys.stdout), subsequent_indent=" " * 13)
+        star = "*" if op.one_way else ""
+        lines += textwrap.wrap(f"  {name + star:9}  {says}", width(sys.stdout), subsequent_indent=" " * 13)
     return "\n".join(lines)
 
 
@@ -99,7 +103,8 @@ def _check(args: argparse.Namespace) -> None:
     try:
         options = Options(
             device=args.device, port_num=args.port_num, gid_index=args.gid_index, path_mtu=args.mtu, sl=args.sl,
-            recv_size=recv_size, recv_depth=args.rx_depth, spin=0 if args.events else _DEFAULTS.spin,
+            recv_size=recv_size, recv_depth=args.rx_depth, send_depth=args.tx_depth,
+            spin=0 if args.events else _DEFAULTS.spin,
         )  # fmt: skip
         if recv_size is not None and args.rx_depth is None:
             options = dataclasses.replace(options, recv_depth=max(2, min(kept.recv_depth, _RECEIVES // recv_size)))
@@ -112,7 +117,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _pingpong(args: argparse.Namespace) -> int:
     options: Options = args.options
-    size, depth, _ = options.sizes(args.qps)
+    size, depth, *_ = options.sizes(args.qps)
     check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
     return _serve(args, args.url, options) if args.host is None else _ping(args, args.url, options)
 
@@ -130,6 +135,13 @@ def _agree(args: argparse.Namespace) -> None:
     if args.duration == 0:
         raise ValueError("-D is 0: give more")
     op = OPS[args.op]
+    if args.tx_depth is not None and not args.bw:
+        raise ValueError("--tx-depth is for --bw: one round trip has one on its way")
+    if args.bw and args.plot is not None:
+        raise ValueError("--plot draws round trips: leave --bw away, or write a --csv")
+    if args.bw and not (args.type == "RC" and op.one_way):
+        able = ", ".join(name for name, op in OPS.items() if op.one_way)
+        raise ValueError(f"--bw of {args.op} over {args.type}: it takes {able} over RC, which loses nothing")
     if QpType[args.type] not in op.qp_types:
         raise ValueError(f"--op {args.op} over {args.type}: it takes -t {' or '.join(map(str, op.qp_types))}")
     if args.size is not None and not op.least <= args.size <= LARGEST:
@@ -180,6 +192,7 @@ def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
         tick = stack.enter_context(_progress(not args.json))
         result = ping(
             conns, op=args.op, sizes=sizes, iters=args.iters or 1000, duration_s=args.duration,
+            outstanding=(args.tx_depth or options.sizes(args.qps).send_depth) if args.bw else 0,
             most_bytes=_SWEEP_BYTES if args.sweep and args.iters is None else None,
             deadline_s=args.deadline, tick=tick,
         )  # fmt: skip

@@ -118,6 +118,8 @@ class CQ(Owned):
 
     #: events acknowledged together: each acknowledgement takes a mutex
     ACK_BATCH = 64
+    #: whether it is polled in batches, within which a provider holds its lock
+    has_batches = False
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class CQ(Owned):
         return self._mine.wcs
 
     def _batch_lock(self, doing: str) -> Any:
-        """What is held within a batch; None where there are no batches.
+        """What is held within a batch; None where there are none: see :attr:`has_batches`.
 
         Raises:
             StateError: this thread is within one, and would wait for itself.

@@ -52,6 +52,8 @@ class CQEx(CurrentCompletion, CQ):
     Source: ibv_create_cq_ex(3).
     """
 
+    has_batches = True
+
     def __init__(
         self,
         context: Context,

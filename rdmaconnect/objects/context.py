@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
-from pathlib import Path
+from functools import cache, lru_cache
 from typing import Any
 
 from .. import verbs
@@ -19,11 +17,12 @@ from ..runtime.fork import in_child, over_fork
 from .async_events import AsyncEvents
 from .device_attr import DeviceAttr, RtValues
 from .gid_table import LACKING, GidSlot, read_gid_table
+from .no_device import complaints, why_none, why_not_opened
 from .owned import Owned, exclusive
 from .port import Port
-from .sysfs import gid_attribute, kernel_devices
+from .sysfs import gid_attribute
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "open_apart", "open_device", "why_none"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "open_apart", "open_device"]
 
 
 class _Device(Owned):
@@ -35,6 +34,7 @@ class _Device(Owned):
     def __init__(self, make: Callable[[], Any], name: str) -> None:
         super().__init__(make, name)
         self.events: AsyncEvents | None = None
+        self.op = cache(lambda name: verbs.op(name, self.pointer))
         self.attr: DeviceAttr | None = None
         #: those who have it open
         self._uses: dict[int, None] = {}
@@ -92,6 +92,10 @@ class Context(Owned):
     def is_same(self, other: Context) -> bool:
         """Whether both are uses of the same opened device: what was made with one works with the other's."""
         return self._device is other._device
+
+    def op(self, name: str) -> Callable[..., Any]:
+        """The provider's function behind an inline verb, as :func:`verbs.op` gives it; looked up once."""
+        return self._device.op(name)
 
     def destroying(self, what: Owned) -> Any:
         """The lock to be held while something is destroyed that an asynchronous event can be of.
@@ -280,7 +284,6 @@ def _decoded(
     return Port.of(device, port_num, ibv_port_attr.from_buffer_copy(attr), pkeys, gids)
 
 
-_NODES = Path("/dev/infiniband")
 #: held while devices are listed and opened; and over a fork, so that no thread is amid that in the child
 _lock = threading.RLock()
 #: name -> what is open in this process
@@ -351,50 +354,10 @@ def open_apart(name: str) -> Context:
 def _open(name: str) -> Any:
     with _device_list() as devices:
         if name not in devices:
-            seen = f"there is {', '.join(devices)}.{_complaints()}" if devices else why_none()
+            seen = f"there is {', '.join(devices)}.{complaints()}" if devices else why_none()
             raise DeviceError(f"use device {name}: there is no such device. {seen[0].upper()}{seen[1:]}")
         pointer, node = devices[name]
         try:
             return verbs.ibv_open_device(pointer, doing=f"open {name}")
         except VerbsError as e:
-            raise _why_not_opened(name, node, e) from None
-
-
-def _why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
-    """The library's errno is not reliable here: open the node again and see."""
-    try:
-        os.close(os.open(f"/dev/infiniband/{node}", os.O_RDWR | os.O_CLOEXEC))
-    except OSError as e:
-        return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {name} (/dev/infiniband/{node})")
-    return error
-
-
-def why_none() -> str:
-    """Why no device is listed, and what to do."""
-    if kernel := kernel_devices():
-        return (
-            f"the kernel has {', '.join(sorted(kernel))}, but this process cannot use them: /dev/infiniband is absent "
-            "or not theirs, or the devices' provider is not installed. In a container pass --device /dev/infiniband; "
-            f"on a host install the provider (`apt install ibverbs-providers`).{_complaints()}"
-        )
-    if refused := _refused_node():
-        return f"there is none for this process. {refused}"
-    return (
-        "there is none. Load its driver (SoftRoCE: `modprobe rdma_rxe; rdma link add rxe0 type rxe netdev eth0`); "
-        "in a container pass /dev/infiniband and see `rdma system show`."
-    )
-
-
-def _complaints() -> str:
-    """What the library itself says, for the end of a message."""
-    return "".join(f" {line.rstrip('.')}." for line in verbs.complaints())
-
-
-def _refused_node() -> VerbsError | None:
-    """Why the first device node here cannot be opened, or None: in exclusive mode only that tells of a device."""
-    for path in sorted(_NODES.glob("uverbs*")):
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-        except OSError as e:
-            return VerbsError("ibv_open_device", e.errno or errno.EIO, f"open {path}")
-    return None
+            raise why_not_opened(name, node, e) from None

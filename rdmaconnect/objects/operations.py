@@ -21,7 +21,7 @@ from .fields import bits
 from .memory import MR, Sge
 from .memory_window import MW
 
-__all__ = ["Operation", "Pieces", "Target", "Work", "check_fits", "check_open", "local", "regions"]
+__all__ = ["Operation", "Pieces", "Target", "Work", "check_fits", "check_open", "local", "regions", "too_long_inline"]
 
 #: the local bytes of an operation
 Pieces = Sge | Sequence[Sge] | None
@@ -292,12 +292,13 @@ def local(sge: Pieces, inline: Any) -> tuple[Sequence[Sge], bytes | None]:
     return (), b"".join(map(as_bytes, inline)) if isinstance(inline, list | tuple) else as_bytes(inline)
 
 
-def check_fits(work: Operation | None, qp: Any) -> None:
+def check_fits(work: Operation | None, qp: Any, inline: int = 0) -> None:
     """Refuse an operation that a queue pair cannot carry: some providers do not look, and some would crash.
 
     Args:
         work: the operation; None for a plain one without a target.
         qp: the ``QueuePair``.
+        inline: bytes of inline data of a plain one.
 
     Raises:
         ValueError: too much inline data, too many pieces, no target, something of another protection domain.
@@ -308,6 +309,8 @@ def check_fits(work: Operation | None, qp: Any) -> None:
         raise ValueError(f"post to {qp.name}: only UD and XRC_SEND have a target (to=...)")
     if qp.target is not None and not isinstance(to, qp.target):
         raise ValueError(f"post to {qp.name}: say whom it is for (to={qp.target.__name__}(...))")
+    if inline > qp.cap.max_inline_data:
+        raise too_long_inline(inline, qp)
     if work is None:
         return
     for owned in (*work.holds(), *regions(work.pieces)):
@@ -315,9 +318,14 @@ def check_fits(work: Operation | None, qp: Any) -> None:
     if len(work.pieces) > qp.cap.max_send_sge:
         raise ValueError(f"post {len(work.pieces)} pieces to {qp.name}: it takes {qp.cap.max_send_sge}")
     if work.inline is not None and len(work.inline) > qp.cap.max_inline_data:
-        raise ValueError(f"post {len(work.inline)} bytes inline to {qp.name}: it takes {qp.cap.max_inline_data}")
+        raise too_long_inline(len(work.inline), qp)
     if work.opcode == WrOpcode.TSO and work.args[1] > qp.max_tso_header:
         raise ValueError(f"post a TSO header of {work.args[1]} bytes to {qp.name}: it takes {qp.max_tso_header}")
+
+
+def too_long_inline(length: int, qp: Any) -> ValueError:
+    """That a queue pair takes less inline data."""
+    return ValueError(f"post {length} bytes inline to {qp.name}: it takes {qp.cap.max_inline_data}")
 
 
 def regions(pieces: Sequence[Sge]) -> Iterator[MR]:

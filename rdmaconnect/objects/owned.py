@@ -26,13 +26,14 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..errors import RdmaConnectError, StateError, VerbsError
 from ..runtime.fork import in_child
+from .locks import Busy, taken
 
 __all__ = ["Owned", "exclusive", "holding", "open_here", "this", "together"]
 
@@ -57,21 +58,6 @@ class _This(threading.local):
 
 #: ``this.thread`` is the calling thread: what is whose cannot be told by ``get_ident``, which is given anew
 this = _This()
-
-
-class _Busy(StateError):
-    """Another thread is at it, and there is no waiting for that one."""
-
-
-@contextmanager
-def _taken(locks: list[Any], wait: bool, owned: Owned) -> Iterator[None]:
-    """Hold locks, taken in this order."""
-    with ExitStack() as stack:
-        for lock in locks:
-            if not lock.acquire(wait):
-                raise _Busy(f"close {owned.name}: another thread is using it.")
-            stack.callback(lock.release)
-        yield
 
 
 def _try_again() -> None:
@@ -259,8 +245,8 @@ class Owned:
         if self._forked or "_ending" not in self.__dict__:  # another process's, or its constructor never came so far
             return
         try:
-            with _taken([self._ending], wait, self):
-                with _taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
+            with taken([self._ending], wait, self):
+                with taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
                     if self._pointer is None or self._closing:
                         return
                     self._closing = True
@@ -268,7 +254,7 @@ class Owned:
                     free = self._close_children(refused, wait) and self._free(refused, wait)
                 finally:
                     self._closing = False
-        except _Busy as e:
+        except Busy as e:
             refused.append(e)
             return
         if free:  # outside of the lock, which comes after that of a parent
@@ -276,6 +262,9 @@ class Owned:
 
     def _close_children(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Close what was made from it; whether there is nothing left."""
+        if not self._children:
+            self.due = True
+            return True
         while True:
             now: list[RdmaConnectError] = []
             went = False
@@ -293,7 +282,7 @@ class Owned:
     def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Free it, its children being gone; whether that is done."""
         try:
-            with _taken(self._locks_before(), wait, self), _taken([self.lock, *self._locks_after()], wait, self):
+            with taken(self._locks_before(), wait, self), taken([self.lock, *self._locks_after()], wait, self):
                 self._free_alone()
         except RdmaConnectError as e:
             self.due = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from ctypes import POINTER, byref
+from ctypes import POINTER, byref, memmove, sizeof
+from functools import lru_cache
 from typing import Any
 
 from .. import verbs
@@ -18,28 +20,31 @@ from ..abi import (
     ibv_recv_wr,
     ibv_send_wr,
 )
-from ..abi import ibv_qp_init_attr as init_attr
 from ..agreement import transitions
 from ..agreement.endpoint import Gid
-from ..agreement.path import AhAttr
-from ..errors import ModifyError, PostError, StateError, VerbsError, hint_for
-from .address import RemoteSrq, UdAddress, ah_struct, route_words
+from ..errors import PostError, StateError, VerbsError
+from .address import RemoteSrq, UdAddress
 from .completion import CQ, apart_from, batch_locks
-from .fields import bits, put
 from .memory import PD
 from .memory_window import MW
-from .operations import check_fits, check_open
+from .modify_error import modify_error
+from .operations import check_fits, check_open, too_long_inline
 from .owned import exclusive, holding
 from .qp_attr import QpAttr, QpInitAttr
+from .qp_init import init_attr, put_queues
 from .queuepair_optional import OptionalVerbs, c_gid
 from .srq import SRQ
-from .work_request import RecvRequest, SendRequest, post, post_error
+from .transition import Transition, attr_struct
+from .work_request import RecvList, RecvRequest, SendRequest, post, post_error
 
-__all__ = ["QueuePair", "RecvRequest", "SendRequest"]
+__all__ = ["QueuePair", "RecvList", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
-#: for the hot path: looking up an enum's member costs as much as posting
+_words = lru_cache(maxsize=16)(lambda qp_type: f"{qp_type} QP")
+#: type of queue pair -> what each of its sends names
+_TARGETS: dict[QpType, type] = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}
+#: looking up an enum's member costs as much as posting
 _RESET, _RTS = QpState.RESET, QpState.RTS
 
 
@@ -66,6 +71,7 @@ class QueuePair(OptionalVerbs):
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
         cap: what the device gave, at least what was asked for (``struct ibv_qp_cap``).
+        max_inline_data: the bytes of it that a work request can carry itself.
         max_tso_header: bytes of header that a TSO send may have.
 
     Raises:
@@ -95,23 +101,59 @@ class QueuePair(OptionalVerbs):
         qp_context: int = 0,
     ) -> None:
         parents = self._parents_of(pd, send_cq, recv_cq, srq)
-        init = put(init_attr(), qp_type=int(qp_type), sq_sig_all=int(sq_sig_all))
-        init.qp_context = bits("qp_context", qp_context, 64)
-        sizes = {"max_send_wr": max_send_wr, "max_recv_wr": max_recv_wr, "max_inline_data": max_inline_data}
-        put(init.cap, **sizes, max_send_sge=max_send_sge, max_recv_sge=max_recv_sge)
+        sizes = (max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data)
+        init = init_attr(qp_type, *sizes, sq_sig_all=sq_sig_all, qp_context=qp_context)
 
         def make() -> Any:
-            _queues(init, send_cq, recv_cq, srq)
+            put_queues(init, send_cq, recv_cq, srq)
             return verbs.ibv_create_qp(pd.pointer, init)
 
         self._own(make, init, parents, qp_type, srq)
 
+    @classmethod
+    def several(cls, count: int, pd: PD, send_cq: CQ, recv_cq: CQ, qp_type: QpType, **sizes: int) -> list[QueuePair]:
+        """So many, made alike: all of them or none. Each costs less than one that is made alone.
+
+        Args:
+            count: how many.
+            pd, send_cq, recv_cq, qp_type: as of the constructor.
+            sizes: ``max_send_wr``, ``max_recv_wr``, ``max_send_sge``, ``max_recv_sge`` and ``max_inline_data``
+                of each, as of the constructor.
+
+        Raises:
+            ValueError, VerbsError: as the constructor.
+
+        Source: ibv_create_qp(3).
+        """
+        parents = cls._parents_of(pd, send_cq, recv_cq)
+        init = init_attr(qp_type, **sizes)
+        handles: deque[Any] = deque()
+        made: list[QueuePair] = []
+        with holding(parents):
+            put_queues(init, send_cq, recv_cq, None)
+            asked, size, at = bytes(init), sizeof(init), byref(init)
+            try:
+                for _ in range(count):
+                    memmove(at, asked, size)  # the library has put there what the last one got
+                    handles.append(verbs.ibv_create_qp(pd.pointer, init))
+                while handles:
+                    one = cls.__new__(cls)
+                    QueuePair._own(one, handles.popleft, init, parents, qp_type, None)
+                    made.append(one)
+            except BaseException:
+                for one in made:
+                    one.close()
+                for handle in handles:
+                    verbs.ibv_destroy_qp(handle)
+                raise
+        return made
+
     @staticmethod
     def _parents_of(*things: Any) -> tuple[Any, ...]:
         """What a queue pair stands on, all of one device."""
-        parents = tuple(thing for thing in things if thing is not None)
+        parents = tuple(dict.fromkeys(filter(None, things)))
         first = parents[0]
-        for thing in parents:
+        for thing in parents[1:]:
             if not thing.context.is_same(first.context):
                 raise ValueError(f"make a queue pair in {first.name}: {thing.name} is of another device")
             if isinstance(thing, SRQ) and isinstance(first, PD) and thing.pd.base is not first.base:
@@ -121,32 +163,32 @@ class QueuePair(OptionalVerbs):
     def _own(
         self, make: Callable[[], Any], init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None
     ) -> None:
-        self.context = parents[0].context
+        words, self.context = _words(qp_type), parents[0].context
         self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
-        self.pd = next((parent for parent in parents if isinstance(parent, PD)), None)
-        self._cqs = [parent for parent in parents if isinstance(parent, CQ)]
+        self.pd = parents[0] if isinstance(parents[0], PD) else None
+        #: whose batches it must keep out of
+        self._batched = [parent for parent in parents if isinstance(parent, CQ) and parent.has_batches]
+        self.max_inline_data = 0
         self._init, self.qp_context = init, int(init.qp_context or 0)
         self._port_num = 0
         self._groups: list[tuple[Gid, int]] = []
         #: what each send must name: providers read it, and some would crash without it
-        self.target: Any = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}.get(qp_type)
+        self.target: Any = _TARGETS.get(qp_type)
         self._bad_send = POINTER(ibv_send_wr)()
         self._bad_recv = POINTER(ibv_recv_wr)()
         self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
 
         def made() -> Any:
             handle = make()
-            self.qp_num = handle.contents.qp_num
-            self.name = f"{qp_type} QP {self.qp_num:#08x} of {self.context.name}"
-            context = handle.contents.context
-            self._post_send = verbs.op("ibv_post_send", context)
-            self._post_recv = verbs.op("ibv_post_recv", context)
+            self.qp_num, self.max_inline_data = handle.contents.qp_num, int(init.cap.max_inline_data)
+            self.name = f"{words} {self.qp_num:#08x} of {self.context.name}"
+            self._post_send, self._post_recv = self.context.op("ibv_post_send"), self.context.op("ibv_post_recv")
             return handle
 
-        super().__init__(made, f"{qp_type} QP of {self.context.name}", parents)
+        super().__init__(made, f"{words} of {self.context.name}", parents)
 
     def _locks_before(self) -> list[Any]:
-        return batch_locks(self._cqs, f"close {self.name}")
+        return batch_locks(self._batched, f"close {self.name}") if self._batched else []
 
     def _locks_after(self) -> list[Any]:
         return [self.context.destroying(self)]
@@ -179,8 +221,23 @@ class QueuePair(OptionalVerbs):
         Source: ibv_modify_qp(3).
         """
         self.pointer  # noqa: B018
-        attr, mask = transitions.step(self.qp_type, self.state, to, path, optional)
-        self._modify(attr, mask, to, path)
+        self.take(Transition(self.qp_type, self.state, to, path, optional), path)
+
+    def take(self, step: Transition, path: object) -> None:
+        """:meth:`move`, by a step that was made ready for many queue pairs on the same two ports.
+
+        Args:
+            step: made for queue pairs of this type, in this one's state.
+            path: with this queue pair's own numbers.
+
+        Raises:
+            StateError: it is a step of another type, or from another state.
+            ValueError, ModifyError: as :meth:`move`.
+        """
+        if step.frm != self.state or step.qp_type != self.qp_type:
+            raise StateError(f"move {self.name} {step.frm}->{step.to} as {step.qp_type}: it is in {self.state}.")
+        move = self._modify if step.to == _RESET else self._modify_now
+        move(step.struct(path), step.attr, step.mask, step.to, path)
 
     def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
         """Change attributes given one by one, with or without a change of state.
@@ -202,10 +259,10 @@ class QueuePair(OptionalVerbs):
         self.pointer  # noqa: B018
         change = transitions.change(self.qp_type, self.state, attr, mask)
         if change.wrong:
-            raise self._refused(errno.EINVAL, change.mask, change.to, None, change)
+            raise modify_error(self, errno.EINVAL, change.mask, change.to, None, change)
         given = transitions.FIELDS.items()
         meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
-        self._modify(meant, change.mask, change.to, None)
+        self._modify(attr_struct(meant), meant, change.mask, change.to, None)
 
     def _check_pkeys(self, attr: Mapping[str, Any]) -> None:
         """Drivers take a P_Key index outside of the port's table, and no packet arrives."""
@@ -216,64 +273,35 @@ class QueuePair(OptionalVerbs):
                 if wanted >= size:
                     raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
 
-    def _modify(self, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object) -> None:
-        given = {name: ah_struct(value) if isinstance(value, AhAttr) else value for name, value in attr.items()}
-        struct = put(ibv_qp_attr(), **given)
-        # to RESET a provider takes its completions out of the queues
-        queues = self._cqs if to == _RESET else []
-        with apart_from(queues, f"move {self.name} to {to}"), self._alone("move"):
+    def _modify(
+        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
+    ) -> None:
+        if to == _RESET:  # a provider takes its completions out of the queues
+            with apart_from(self._batched, f"move {self.name} to {to}"):
+                self._modify_now(struct, attr, mask, to, path)
+        else:
+            self._modify_now(struct, attr, mask, to, path)
+
+    def _modify_now(
+        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
+    ) -> None:
+        with self._alone("move"):
             pointer = self.pointer
-            self._check_pkeys(attr)
+            if struct.pkey_index or struct.alt_pkey_index:
+                self._check_pkeys(attr)
             number = verbs.ibv_modify_qp(pointer, struct, int(mask))
             if number:
-                raise self._refused(number, mask, to, path, ah=attr.get("ah_attr"))
+                raise modify_error(self, number, mask, to, path, ah=attr.get("ah_attr"))
             self.state = to
-            if mask & QpAttrMask.PORT:
+            if "port_num" in attr:
                 self._port_num = struct.port_num
 
     def _alone(self, doing: str) -> AbstractContextManager[object]:
         """To be held where no other thread may be amid something."""
         return self.lock
 
-    def _refused(
-        self,
-        number: int,
-        mask: QpAttrMask,
-        to: QpState,
-        path: object,
-        change: transitions.Change | None = None,
-        ah: object = None,
-    ) -> ModifyError:
-        frm = self.state if change is None else change.frm
-        wrong = transitions.diagnose(self.qp_type, frm, to, mask) if change is None else change.wrong
-        hint = hint_for(f"ibv_modify_qp {to}", number, **route_words(self.context, path, ah))
-        if wrong:
-            hint = f"The table says: {wrong}."
-        elif mask & QpAttrMask.RATE_LIMIT and number in (errno.EINVAL, errno.EOPNOTSUPP):
-            hint = hint_for("ibv_modify_qp RATE_LIMIT", number)
-        elif mask & QpAttrMask.ALT_PATH and number == errno.EINVAL:
-            hint = hint_for("ibv_modify_qp ALT_PATH", number)
-        elif number == errno.EINVAL and isinstance(ah, AhAttr) and not ah.is_global:
-            hint = hint_for("ibv_modify_qp AV", number)
-        elif self._found_in() != frm:
-            hint = f"The device has it in {self.state} by now."
-        port = getattr(path, "port_num", None)
-        where = f" port {port}" if port is not None else ""
-        return ModifyError(
-            number,
-            f"move {self.name}{where} {frm}->{to}",
-            qp_num=self.qp_num,
-            frm=frm,
-            to=to,
-            mask=mask,
-            missing=wrong.missing,
-            not_allowed=wrong.not_allowed,
-            path=path,
-            hint=hint,
-        )
-
-    def _found_in(self) -> QpState:
-        """Ask the device for the state, which it may have changed by itself."""
+    def found_in(self) -> QpState:
+        """Ask the device for the state, which it may have changed by itself, and note it in :attr:`state`."""
         with contextlib.suppress(VerbsError), self.lock:
             self.state = QpState(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.STATE))[0].qp_state)
         return self.state
@@ -315,6 +343,8 @@ class QueuePair(OptionalVerbs):
             if more or request.work is not None or self.target is not None:
                 self._post_checked((request, *more))
                 return
+            if request.inline > self.max_inline_data:
+                raise too_long_inline(request.inline, self)
             number = self._post_send(pointer, request.wr, self._at_bad_send)
             if number:
                 raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
@@ -323,8 +353,8 @@ class QueuePair(OptionalVerbs):
         works = [request.work for request in requests]
         bound: list[tuple[int, MW, int, Any]] = []
         with holding(thing for work in works if work is not None for thing in work.holds()):
-            for work in works:
-                check_fits(work, self)
+            for request, work in zip(requests, works, strict=True):
+                check_fits(work, self, request.inline)
             try:
                 for index, work in enumerate(works):
                     if work is not None and work.bind is not None:
@@ -342,8 +372,8 @@ class QueuePair(OptionalVerbs):
                 for _, mw, rkey, _ in bound:
                     mw.rkey = rkey
 
-    def post_recv(self, request: RecvRequest, *more: RecvRequest) -> None:
-        """Post a receive work request, or several as one list.
+    def post_recv(self, request: RecvRequest | RecvList, *more: RecvRequest) -> None:
+        """Post a receive work request, or several as one list; a :class:`RecvList` comes alone.
 
         Raises:
             PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
@@ -360,7 +390,7 @@ class QueuePair(OptionalVerbs):
                 why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
                 raise StateError(f"post a receive to {self.name}: {why}.")
             if more or request.regions:
-                requests = (request, *more)
+                requests: tuple[Any, ...] = (request, *more)
                 for region in {region for one in requests for region in one.regions}:
                     check_open(region, self)
                 post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
@@ -368,13 +398,3 @@ class QueuePair(OptionalVerbs):
             number = self._post_recv(pointer, request.wr, self._at_bad_recv)
             if number:
                 raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")
-
-
-def _queues(init: Any, send_cq: CQ | None, recv_cq: CQ | None, srq: SRQ | None) -> None:
-    """Where completions go and receives come from."""
-    if send_cq is not None:
-        init.send_cq = send_cq.pointer
-    if recv_cq is not None:
-        init.recv_cq = recv_cq.pointer
-    if srq is not None:
-        init.srq = srq.pointer

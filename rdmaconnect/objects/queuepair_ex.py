@@ -32,7 +32,8 @@ from .memory import MR, PD
 from .memory_window import MW
 from .operations import Operation, Work, check_fits
 from .owned import Owned, holding, this
-from .queuepair import QueuePair, _queues
+from .qp_init import put_queues
+from .queuepair import QueuePair
 from .srq import SRQ, XRCD
 from .work_request import SendRequest, fill_sges
 from .workqueue import RwqIndTable
@@ -130,7 +131,7 @@ class QueuePairEx(QueuePair):
         }  # fmt: skip
 
         def make() -> Any:
-            _queues(init, send_cq, recv_cq, srq)
+            put_queues(init, send_cq, recv_cq, srq)
             _fill_later(init, later)
             made = verbs.ibv_create_qp_ex(parents[0].context.pointer, init)
             if self.send_ops_flags:

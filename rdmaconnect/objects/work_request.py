@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, pointer
-from itertools import pairwise
+from itertools import pairwise, repeat
 from struct import Struct
 from typing import Any
 
@@ -15,20 +15,24 @@ from ..agreement.endpoint import RemoteRegion
 from ..errors import PostError, StateError
 from .address import UdAddress
 from .fields import bits
-from .memory import Sge
+from .memory import MR, Sge
 from .operations import Operation, Work, local, regions
 
-__all__ = ["RecvRequest", "SendRequest", "fill_sges", "post"]
+__all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
 
 _INLINE = int(SendFlags.INLINE)
+_SIGNALED = int(SendFlags.SIGNALED)
 
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
-_WR_ID = Struct("=Q")  # ibv_send_wr: wr_id
-_HEAD = Struct("=iiI")  # num_sge, opcode, send_flags
+_WR_ID = Struct("=Q")
+_HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
+_RECV = Struct("=QQQi")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
-_AT_HEAD, _AT_RDMA = ibv_send_wr.num_sge.offset, ibv_send_wr.wr.offset
+_RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
+_ONE_SGE = ibv_sge * 1
+_AT_RDMA = ibv_send_wr.wr.offset
 
 
 def fill_sges(array: Any, pieces: Sequence[Sge]) -> None:
@@ -63,10 +67,17 @@ class SendRequest(Work):
     Attributes:
         wr: ``struct ibv_send_wr *`` as ctypes gives it.
         work: the operation, or None after :meth:`fill`.
+        inline: bytes that :meth:`fill_inline` has copied, else 0.
     """
 
+    _most = 0
+    #: opcode, length and flags of what was filled in inline, or None
+    _kind: tuple[int, int, int] | None = None
+
     def __init__(self) -> None:
+        self.inline = 0
         self._sges = (ibv_sge * 1)()
+        self._at_sges = ctypes.addressof(self._sges)
         self._wr = ibv_send_wr(sg_list=self._sges, num_sge=1)
         self.wr = pointer(self._wr)
         self.work: Operation | None = None
@@ -80,7 +91,7 @@ class SendRequest(Work):
         lkey: int,
         *,
         remote: RemoteRegion | None = None,
-        flags: SendFlags = SendFlags.SIGNALED,
+        flags: int = _SIGNALED,
     ) -> SendRequest:
         """Set everything for the next post: for the hot path.
 
@@ -94,18 +105,56 @@ class SendRequest(Work):
         Raises:
             ValueError: another opcode, or inline: there is a method for it. Or a number that has more bits.
         """
-        bits = int(flags)
-        if opcode not in _PLAIN or bits & _INLINE:
-            raise ValueError(f"fill in {opcode} with {flags}: use the operation's own method")
-        if (wr_id | addr) >> 64 or (length | lkey | bits) >> 32:
-            raise _too_large(wr_id, addr, length, lkey, bits)
+        if opcode not in _PLAIN or flags & _INLINE:
+            raise ValueError(f"fill in {opcode} with {SendFlags(flags)}: use the operation's own method")
+        if (wr_id | addr) >> 64 or (length | lkey | flags) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, flags)
         wr = self._wr
-        _WR_ID.pack_into(wr, 0, wr_id)
-        _HEAD.pack_into(wr, _AT_HEAD, 1 if length else 0, opcode, bits)  # some devices read a length of 0 as 2 GiB
+        # some devices read a length of 0 as 2 GiB
+        _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1 if length else 0, opcode, flags)
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work = None
+        self.work, self.inline, self._kind = None, 0, None
+        return self
+
+    def fill_inline(
+        self,
+        wr_id: int,
+        opcode: WrOpcode,
+        data: bytes | bytearray,
+        *,
+        remote: RemoteRegion | None = None,
+        flags: int = _SIGNALED,
+    ) -> SendRequest:
+        """The same with the data itself, which is copied: for the hot path.
+
+        Args:
+            wr_id: 64 bits, handed back in the completion.
+            opcode: SEND or RDMA_WRITE.
+            data: at least one byte, and at most ``cap.max_inline_data`` of the queue pair.
+            remote: the remote bytes, for RDMA.
+            flags: ``SendFlags``.
+
+        Raises:
+            ValueError: another opcode: there is a method for it. Or a number that has more bits.
+        """
+        length, wr = len(data), self._wr
+        kind = opcode, length, flags
+        if kind == self._kind and not wr_id >> 64:  # as the one before: mostly it is
+            _WR_ID.pack_into(wr, 0, wr_id)
+        else:
+            if opcode not in _PLAIN or wr_id >> 64:
+                raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
+            if length > self._most:
+                self._most, self._room = length, memoryview((ctypes.c_char * length)()).cast("B")
+                self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+            _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
+            _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
+            self.work, self.inline, self._kind = None, length, kind
+        self._room[:length] = data
+        if remote is not None:
+            _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
         return self
 
     def _put(self, work: Operation) -> None:
@@ -126,7 +175,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work = work
+        self.work, self.inline, self._kind = work, 0, None
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""
@@ -136,6 +185,7 @@ class SendRequest(Work):
             pieces = (Sge(ctypes.addressof(self._copy), len(work.inline), 0),)
         if len(pieces) > len(self._sges):
             self._sges = (ibv_sge * len(pieces))()
+            self._at_sges = ctypes.addressof(self._sges)
             self._wr.sg_list = self._sges
         fill_sges(self._sges, pieces)
         self._wr.num_sge = len(pieces)
@@ -164,8 +214,15 @@ class RecvRequest:
         regions: the regions of its pieces, as far as they are known.
     """
 
+    regions: tuple[MR, ...]
+
     def __init__(self, wr_id: int, addr: int = 0, length: int = 0, lkey: int = 0) -> None:
-        self._hold(wr_id, (Sge(addr, length, lkey),) if length else ())
+        if (wr_id | addr) >> 64 or (length | lkey) >> 32:
+            raise _too_large(wr_id, addr, length, lkey, 0)
+        self._sges, self._wr, self.regions = _ONE_SGE(), ibv_recv_wr(), ()
+        _SGE.pack_into(self._sges, 0, addr, length, lkey)
+        _RECV.pack_into(self._wr, 0, wr_id, 0, ctypes.addressof(self._sges), 1 if length else 0)
+        self.wr = pointer(self._wr)
 
     @classmethod
     def scatter(cls, wr_id: int, sge: Sge | Sequence[Sge]) -> RecvRequest:
@@ -180,6 +237,44 @@ class RecvRequest:
         self.regions = tuple(set(regions(pieces)))
         self._wr = ibv_recv_wr(wr_id=bits("wr_id", wr_id, 64), sg_list=self._sges, num_sge=len(pieces))
         self.wr = pointer(self._wr)
+
+
+class RecvList:
+    """Receives into slots that lie side by side in memory, posted as one list: a post costs as much as one receive.
+
+    Args:
+        count: how many slots.
+        length: bytes of each; not 0.
+        lkey: the key of their memory.
+
+    Attributes:
+        wr: ``struct ibv_recv_wr *``, the first of them; their ``wr_id`` count from 0.
+        regions: (), as it knows none.
+    """
+
+    regions = ()
+
+    def __init__(self, count: int, length: int, lkey: int) -> None:
+        self._count, self._length, self._lkey = count, length, lkey
+        self._sges = (ibv_sge * count)()
+        self._wrs = (ibv_recv_wr * count)()
+        at, size = ctypes.addressof(self._wrs), ctypes.sizeof(ibv_recv_wr)
+        following = [*(at + size * (i + 1) for i in range(count - 1)), 0]
+        pieces = range(ctypes.addressof(self._sges), ctypes.addressof(self._sges) + count * _SGE.size, _SGE.size)
+        _fill(self._wrs, map(_RECV.pack, range(count), following, pieces, repeat(1)))
+        self._wr = self._wrs[0]
+        self.wr = pointer(self._wr)
+
+    def at(self, addr: int) -> RecvList:
+        """The same for slots that begin at that address; what was posted is not changed by it."""
+        addrs = range(addr, addr + self._count * self._length, self._length)
+        _fill(self._sges, map(_SGE.pack, addrs, repeat(self._length), repeat(self._lkey)))
+        return self
+
+
+def _fill(array: Any, elements: Iterable[bytes]) -> None:
+    """Write the elements of a C array."""
+    ctypes.memmove(array, b"".join(elements), ctypes.sizeof(array))
 
 
 def post(function: Callable[..., int], queue: Any, requests: Sequence[Any], verb: str, doing: str) -> None:

@@ -6,7 +6,7 @@ The connecting side decides what is done, and says so first; the serving side ta
 
 from .contents import PayloadError, check_memory, payload
 from .plan import LARGEST, OPS, Plan, PlanRefused, sweep
-from .result import COLUMNS, Report, Row, Samples, describe_end, percentiles
+from .result import COLUMNS, Rate, Report, Row, Samples, describe_end, percentiles
 from .rounds import Echoed, echo, most_size, ping
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PayloadError",
     "Plan",
     "PlanRefused",
+    "Rate",
     "Report",
     "Row",
     "Samples",

@@ -9,7 +9,7 @@ from ..errors import DeviceError, RdmaConnectError
 from ..objects.memory import MR
 from ..session.connection import Connection
 
-__all__ = ["BLANK", "Buffer", "PayloadError", "check_memory", "payload"]
+__all__ = ["BLANK", "Buffer", "PayloadError", "check", "check_memory", "payload"]
 
 # 251 is prime: no packet or page size is a multiple of it, so that a packet in the wrong place shows
 _PERIOD = 251
@@ -92,25 +92,7 @@ class Buffer:
         Raises:
             PayloadError: says which byte is the first that is not.
         """
-        if length is not None and length != self.size:
-            raise PayloadError(f"check round trip {iteration}: {self.size} bytes went out, {length} came back.")
-        start, size = iteration % _PERIOD, self.size
-        if size <= _PIECE:
-            if not _PATTERN.startswith(self.view, start):
-                self._differs(iteration, 0)
-            return
-        for at in range(0, size, _PIECE):
-            if not _PATTERN.startswith(self.view[at : min(at + _PIECE, size)], start):
-                self._differs(iteration, at)
-
-    def _differs(self, iteration: int, begin: int) -> None:
-        due = payload(min(_PIECE, self.size - begin), iteration)
-        at = next(n for n, byte in enumerate(due) if byte != self.view[begin + n])
-        came = self.view[begin + at]
-        raise PayloadError(
-            f"check round trip {iteration}: byte {begin + at} of {self.size} went out as {due[at]} "
-            f"and came back as {came}."
-        )
+        check(self.view, self.size, iteration, length)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -123,6 +105,39 @@ class Buffer:
 
     def __exit__(self, *error: Any) -> None:
         self.close()
+
+
+def check(view: memoryview, size: int, iteration: int, length: int | None = None) -> None:
+    """Are these bytes the payload of an iteration?
+
+    Args:
+        view: what came.
+        size: bytes that are due.
+        iteration: whose payload is due.
+        length: bytes that came, if they were counted.
+
+    Raises:
+        PayloadError: says which byte is the first that is not.
+    """
+    if length is not None and length != size:
+        raise PayloadError(f"check round trip {iteration}: {size} bytes went out, {length} came back.")
+    start = iteration % _PERIOD
+    if size <= _PIECE:
+        if not _PATTERN.startswith(view, start):
+            _differs(view, size, iteration, 0)
+        return
+    for at in range(0, size, _PIECE):
+        if not _PATTERN.startswith(view[at : min(at + _PIECE, size)], start):
+            _differs(view, size, iteration, at)
+
+
+def _differs(view: memoryview, size: int, iteration: int, begin: int) -> None:
+    due = payload(min(_PIECE, size - begin), iteration)
+    at = next(n for n, byte in enumerate(due) if byte != view[begin + n])
+    raise PayloadError(
+        f"check round trip {iteration}: byte {begin + at} of {size} went out as {due[at]} "
+        f"and came back as {view[begin + at]}."
+    )
 
 
 def check_memory(need: int, what: str, source: str = "/proc/meminfo") -> None:

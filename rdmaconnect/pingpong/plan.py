@@ -21,7 +21,7 @@ MAX_CONNECTIONS = 4096
 #: bytes of the longest plan or answer
 _PLAN_MAX = 512
 #: a plan of another version is not understood
-_VERSION = 2
+_VERSION = 3
 
 
 class Op(NamedTuple):
@@ -32,22 +32,30 @@ class Op(NamedTuple):
         least: bytes of the smallest payload.
         ways: how often the payload travels in one round trip.
         says: what a round trip is, in words.
+        one_way: what many on their way at once are, in words; empty if it is not done so.
     """
 
     qp_types: tuple[QpType, ...]
     least: int
     ways: int
     says: str
+    one_way: str = ""
 
 
 _ANY, _CONNECTED = (QpType.RC, QpType.UC, QpType.UD), (QpType.RC, QpType.UC)
 #: name -> what it is
 OPS = {
-    "send": Op(_ANY, 0, 2, "a message there and one back"),
-    "write": Op(_CONNECTED, 1, 2, "an RDMA write there and one back, each seen by polling memory for its last byte"),
+    "send": Op(_ANY, 0, 2, "a message there and one back", "messages, each checked where it is received"),
+    "write": Op(
+        _CONNECTED, 1, 2, "an RDMA write there and one back, each seen by polling memory for its last byte",
+        "RDMA writes into the same memory, which is checked at the end",
+    ),
     "write_imm": Op(_CONNECTED, 1, 2, "an RDMA write with immediate there and one back, each seen by its completion"),
-    "read": Op((QpType.RC,), 1, 1, "one RDMA read; the serving side's program takes no part, as in ib_read_lat"),
-}
+    "read": Op(
+        (QpType.RC,), 1, 1, "one RDMA read; the serving side's program takes no part, as in ib_read_lat",
+        "RDMA reads into the same memory, which is checked at the end",
+    ),
+}  # fmt: skip
 
 
 class PlanRefused(RdmaConnectError):
@@ -66,6 +74,8 @@ class Plan:
         connections: how many are used in turn.
         region: where the serving side writes to, for the writes; None else.
         end: nothing more comes.
+        outstanding: 0, or how many transfers are on their way at once on each connection, up to 32768: then all go one
+            way, and nothing comes back.
 
     Raises:
         ValueError: a value out of range.
@@ -78,13 +88,14 @@ class Plan:
     connections: int = 1
     region: RemoteRegion | None = None
     end: bool = False
+    outstanding: int = 0
 
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise ValueError(f"op is {shown(self.op)}: give {', '.join(OPS)}")
         limits = {
             "size": (OPS[self.op].least, LARGEST), "iters": (1, MAX_BATCH), "first": (0, 2**62),
-            "connections": (1, MAX_CONNECTIONS),
+            "outstanding": (0, 2**15), "connections": (1, MAX_CONNECTIONS),
         }  # fmt: skip
         for name, (least, most) in limits.items():
             value = getattr(self, name)
@@ -101,10 +112,18 @@ class Plan:
         Raises:
             ValueError: in words.
         """
-        types = OPS[self.op].qp_types
+        op = OPS[self.op]
+        if self.outstanding and (qp_type is not QpType.RC or not op.one_way):
+            able = ", ".join(name for name, op in OPS.items() if op.one_way)
+            raise ValueError(f"op {self.op} over {qp_type} one way: it takes {able} over RC, which loses nothing")
+        types = op.qp_types
         if qp_type not in types:
             raise ValueError(f"op {self.op} over {qp_type}: this type does not have it. {_or(types)} have")
-        if self.op.startswith("write") and (self.region is None or self.region.length < self.size):
+        if (
+            self.op.startswith("write")
+            and not self.outstanding
+            and (self.region is None or self.region.length < self.size)
+        ):
             raise ValueError(f"op {self.op} of {self.size} bytes: there is no region for as many")
         if self.op == "send" and self.size > most:
             more = "a datagram carries one MTU" if qp_type is QpType.UD else "give the serving side that size (-s) too"
@@ -115,7 +134,7 @@ class Plan:
         region = self.region.to_bytes() if self.region is not None else None
         return _pack({
             "pingpong": _VERSION, "op": self.op, "size": self.size, "iters": self.iters, "first": self.first,
-            "connections": self.connections, "region": region, "end": self.end,
+            "outstanding": self.outstanding, "connections": self.connections, "region": region, "end": self.end,
         })  # fmt: skip
 
     @classmethod

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from ..session.trace import Mark
-from . import COLUMNS, OPS, Echoed, Report, Row
+from . import COLUMNS, OPS, Echoed, Rate, Report, Row
 
 __all__ = [
     "bins",
@@ -17,6 +17,7 @@ __all__ = [
     "csv_text",
     "ends_lines",
     "histogram",
+    "rates",
     "report_lines",
     "served_lines",
     "table",
@@ -71,6 +72,9 @@ def report_lines(report: Report, *, unicode: bool) -> list[str]:
         "connected:", f"{report.connect_us / 1000:.1f} ms, {report.qp_type}, path MTU {report.path_mtu}{many}"
     )
     op = OPS[report.op]
+    if report.outstanding:
+        lines += _fold(f"{report.op}:", f"{op.one_way}; at most {report.outstanding} on their way on each connection")
+        return [*lines, "", *rates(report.rates)]
     lines += _fold(f"{report.op}:", f"{op.says}; contents verified")
     if len(report.rows) == 1:
         (row,) = report.rows
@@ -101,6 +105,12 @@ def table(rows: Sequence[Row]) -> list[str]:
         most = max(row.every for row in rows)
         lines.append(f"(percentiles of one round trip in {most}: the others are counted, not kept)")
     return lines
+
+
+def rates(rows: Sequence[Rate]) -> list[str]:
+    """One line for each size, under the head of ``ib_write_bw``."""
+    lines = [f"{'#bytes':>10} {'#iterations':>12} {'BW average[MiB/sec]':>20} {'MsgRate[Mpps]':>14}"]
+    return lines + [f"{r.size:>10} {r.iters:>12} {r.mib_per_s:>20.2f} {r.msg_per_s / 1e6:>14.6f}" for r in rows]
 
 
 def bins(samples: Sequence[float], count: int = BINS) -> list[tuple[float, float, int]]:
@@ -154,7 +164,8 @@ def csv_text(report: Report) -> str:
     """A head and one row for each size, with what the JSON's rows have; RFC 4180, but with plain line ends."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("qp_type", "op", "connections", *COLUMNS))
-    for row in report.rows:
+    rows = report.rates or report.rows
+    writer.writerow(("qp_type", "op", "connections", *(rows[0].asdict() if rows else COLUMNS)))
+    for row in rows:
         writer.writerow((report.qp_type, report.op, report.connections, *row.asdict().values()))
     return text.getvalue()

@@ -9,7 +9,7 @@ from itertools import islice
 
 from ..agreement.endpoint import Endpoint, GidEntry
 
-__all__ = ["COLUMNS", "Report", "Row", "Samples", "describe_end", "percentiles"]
+__all__ = ["COLUMNS", "Rate", "Report", "Row", "Samples", "describe_end", "percentiles"]
 
 #: samples that are kept of one size, at most
 KEPT = 2**18
@@ -104,6 +104,35 @@ COLUMNS = tuple(name for name in Row.__dataclass_fields__ if name != "samples")
 
 
 @dataclass(frozen=True)
+class Rate:
+    """What was measured one way with one size.
+
+    Args:
+        size: bytes of each payload.
+        iters: how many.
+        seconds: from the first post to the end of the last.
+        mib_per_s: payload in 2**20 bytes a second.
+        msg_per_s: payloads a second.
+    """
+
+    size: int
+    iters: int
+    seconds: float
+    mib_per_s: float
+    msg_per_s: float
+
+    @classmethod
+    def of(cls, size: int, iters: int, seconds: float) -> Rate:
+        """Of at least one payload."""
+        rate = iters / max(seconds, 1e-9)
+        return cls(size, iters, round(seconds, 6), round(rate * size / 2**20, 6), round(rate, 3))
+
+    def asdict(self) -> dict[str, object]:
+        """The same as plain values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
 class Report:
     """What a ping-pong measured.
 
@@ -111,11 +140,13 @@ class Report:
         qp_type: the type of the queue pairs.
         op: what was done: ``send``, ``write``, ``write_imm`` or ``read``.
         connections: how many were used in turn.
-        rows: one for each size.
+        rows: one for each size, of round trips.
         connect_us: microseconds from the call of ``connect`` to its return.
         local, remote: the two ends of the first connection.
         path_mtu: bytes.
         why: how the path was chosen.
+        outstanding: how many were on their way at once on each connection, one way; 0 for round trips.
+        rates: instead of ``rows``, one for each size.
     """
 
     qp_type: str
@@ -127,12 +158,15 @@ class Report:
     remote: dict[str, object]
     path_mtu: int
     why: list[str] = field(default_factory=list)
+    outstanding: int = 0
+    rates: tuple[Rate, ...] = ()
 
     def asdict(self) -> dict[str, object]:
         """The same as plain values, for JSON; without the samples."""
         return {
             **{name: getattr(self, name) for name in self.__dataclass_fields__},
             "rows": [row.asdict() for row in self.rows],
+            "rates": [rate.asdict() for rate in self.rates],
         }
 
 

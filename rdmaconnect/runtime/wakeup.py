@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import threading
@@ -23,19 +24,22 @@ class Signal:
         count: how many changes there were.
     """
 
-    __slots__ = ("_lock", "_wake", "count")
+    __slots__ = ("_counts", "_lock", "_wake", "count")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wake: list[Callable[[], None]] = []
         self.count = 0
+        self._counts = itertools.count(1)
 
     def notify(self) -> None:
         """Something has changed: wake all who wait."""
-        with self._lock:
-            self.count += 1
-            for wake in self._wake:
-                wake()
+        # no lock where nobody waits, as mostly: each number is stored once, and subscribe() looks at it last
+        self.count = next(self._counts)
+        if self._wake:
+            with self._lock:
+                for wake in self._wake:
+                    wake()
 
     def subscribe(self, wake: Callable[[], None], count: int) -> bool:
         """Have ``wake`` called at each change, from the thread that makes it.
@@ -48,9 +52,10 @@ class Signal:
             False if there was another change since: then nothing is subscribed.
         """
         with self._lock:
+            self._wake.append(wake)  # first put down, then look: notify() does it the other way round
             if self.count != count:
+                self._wake.pop()
                 return False
-            self._wake.append(wake)
             return True
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:

@@ -44,7 +44,7 @@ class Workers:
         self._most = most
         self._lock = threading.Lock()
         # its put is one step: a signal handler breaks in before or after it
-        self._jobs: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]]] = SimpleQueue()
         self._threads = self._idle = 0
         self._start()
 
@@ -62,12 +62,16 @@ class Workers:
         self._jobs.put((result, job))
         return result
 
+    def start(self, job: Callable[[], object]) -> None:
+        """Have ``job``, which raises nothing, done by one of the threads; nobody asks for its result."""
+        self._jobs.put((None, job))
+
     def _start(self) -> None:
         threading.Thread(target=self._work, name="rdmaconnect-worker", daemon=True).start()
         self._threads += 1
         self._idle += 1
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+    def _next(self) -> tuple[Future[Any] | None, Callable[[], Any]] | None:
         """Wait for work, and see to it that another thread waits for more; None if there is none for long."""
         while True:
             try:
@@ -89,7 +93,9 @@ class Workers:
     def _work(self) -> None:
         while (taken := self._next()) is not None:
             future, job = taken
-            if future.set_running_or_notify_cancel():
+            if future is None:
+                job()
+            elif future.set_running_or_notify_cancel():
                 try:
                     result = job()
                 except BaseException as e:  # noqa: BLE001  it is for whoever asks for the result

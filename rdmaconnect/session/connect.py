@@ -23,8 +23,9 @@ from ..protocol.messages import Hello, Ready, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
+from .async_connection import AsyncConnection
 from .base import end_of
-from .connection import AsyncConnection, Connection
+from .connection import Connection
 from .conversation import BEAT_MS, Conversation
 from .end import End, Established
 from .fallback import Fallback, say_more

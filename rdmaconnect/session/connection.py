@@ -1,16 +1,20 @@
-"""What a user holds at the end: a connected queue pair, blocking or for asyncio."""
+"""What a user holds at the end: a connected queue pair; ``async_connection`` has the same for asyncio."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from ..agreement.endpoint import RemoteRegion
 from ..objects.buffer_like import BufferLike
 from ..objects.memory import MR
-from ..runtime.procedure import arun, run, run_apart
+from ..runtime.deadline import Deadline
+from ..runtime.procedure import run, run_apart
 from .base import BaseConnection
+from .posted import Batch, Transfer
 
-__all__ = ["AsyncConnection", "Connection"]
+__all__ = ["Connection"]
 
 
 class Connection(BaseConnection):
@@ -40,7 +44,9 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_SEND``.
         """
-        run(self._end.send(data, deadline_s))
+        rest = self._end.send(data, deadline_s)
+        if rest is not None:
+            run(rest)
 
     def recv(self, *, deadline_s: float | None = 30) -> bytes:
         """The next message.
@@ -55,7 +61,8 @@ class Connection(BaseConnection):
 
         Source: ibv_post_recv(3).
         """
-        return run(self._end.recv(deadline_s))
+        data = self._end.try_recv(deadline_s)
+        return run(self._end.recv(deadline_s)) if data is None else data
 
     def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
         """The next message, into a writable buffer.
@@ -73,6 +80,28 @@ class Connection(BaseConnection):
             DeadlineExceeded, CompletionError, PeerClosed, StateError: as :meth:`recv`.
         """
         return run(self._end.recv_into(buffer, deadline_s))
+
+    @contextmanager
+    def recv_view(self, *, deadline_s: float | None = 30) -> Iterator[memoryview]:
+        """The next message where it lies, without a copy: ``with conn.recv_view() as view``.
+
+        Its memory goes back to the device at the end of ``with``; until then the peer has one receive less to send to.
+
+        Args:
+            deadline_s: seconds.
+
+        Yields:
+            The message's bytes, writable. After the end of ``with``, or :meth:`reconnect`, the device fills them anew:
+            neither they nor what was made of them (a slice, an array) is of use then.
+
+        Raises:
+            BufferError: at the end; somebody still holds the view's buffer.
+            DeadlineExceeded, CompletionError, PeerClosed, StateError: as :meth:`recv`.
+
+        Source: ibv_post_recv(3).
+        """
+        with run(self._end.recv_view(deadline_s)) as view:
+            yield view
 
     def write(
         self,
@@ -107,7 +136,9 @@ class Connection(BaseConnection):
 
         Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
         """
-        run(self._end.write(data, region, offset, deadline_s, imm))
+        rest = self._end.write(data, region, offset, imm, deadline_s)
+        if rest is not None:
+            run(rest)
 
     def recv_imm(self, *, deadline_s: float | None = 30) -> int:
         """Wait for the peer's next ``write`` with ``imm``: what it wrote is there.
@@ -184,6 +215,94 @@ class Connection(BaseConnection):
         """
         return run(self._end.read_into(buffer, region, length, offset, deadline_s))
 
+    def post_send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> Transfer:
+        """Begin to send a message, as :meth:`send`, and do not wait for its end.
+
+        ``send_depth`` work requests can be on their way at once: one for each message, several for what is longer than
+        the ports' longest one. Over RC and UC they are done in the order of posting.
+
+        Args:
+            data: as for :meth:`send`. What is no longer than the peer's receives, nor than 256 KiB, is copied before
+                this returns; anything else, and an :class:`MR`, must stay as it is until the transfer is over.
+            deadline_s: seconds to wait for a place in the queue.
+
+        Returns:
+            What to wait for.
+
+        Raises:
+            DeadlineExceeded: the queue stayed full: nothing was sent.
+            ValueError, CompletionError, PeerClosed, StateError: as :meth:`send`.
+
+        Source: ibv_post_send(3), ``IBV_WR_SEND``.
+        """
+        return Transfer(self._end, run(self._end.begin_send(data, deadline_s)))
+
+    def post_write(
+        self,
+        data: BufferLike | MR,
+        region: RemoteRegion | str,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None = 30,
+    ) -> Transfer:
+        """Begin to write into the peer's memory, as :meth:`write`, and do not wait for its end.
+
+        Args:
+            data, region, offset, imm: as for :meth:`write`; how long ``data`` must stay, as for :meth:`post_send`.
+            deadline_s: seconds to wait for a place in the queue.
+
+        Returns:
+            What to wait for.
+
+        Raises:
+            DeadlineExceeded: the queue stayed full; of what goes in several messages some may have been written.
+            ValueError, LookupError, CompletionError, PeerClosed, StateError: as :meth:`write`.
+
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_WRITE``, ``IBV_WR_RDMA_WRITE_WITH_IMM``.
+        """
+        return Transfer(self._end, run(self._end.begin_write(data, region, offset, imm, deadline_s)))
+
+    def post_read(
+        self,
+        buffer: BufferLike | MR,
+        region: RemoteRegion | str,
+        length: int | None = None,
+        *,
+        offset: int = 0,
+        deadline_s: float | None = 30,
+    ) -> Transfer:
+        """Begin to read from the peer's memory, as :meth:`read_into`, and do not wait for its end.
+
+        Args:
+            buffer, region, length, offset: as for :meth:`read_into`; the buffer is filled when the transfer is over.
+            deadline_s: seconds to wait for a place in the queue.
+
+        Returns:
+            What to wait for.
+
+        Raises:
+            DeadlineExceeded: the queue stayed full.
+            ValueError, LookupError, CompletionError, PeerClosed, StateError: as :meth:`read_into`.
+
+        Source: ibv_post_send(3), ``IBV_WR_RDMA_READ``.
+        """
+        return Transfer(self._end, run(self._end.reading(buffer, region, length, offset, Deadline(deadline_s))))
+
+    def batch(self, *, deadline_s: float | None = 30) -> Batch:
+        """Post several transfers as one list: ``with conn.batch() as batch: batch.post_write(...)``.
+
+        Args:
+            deadline_s: seconds from here until the last of them has a place in the queue.
+
+        Returns:
+            A context manager with ``post_send``, ``post_write`` and ``post_read``; what they give can be waited for
+            after the end of ``with``.
+
+        Source: ibv_post_send(3), ``next`` and ``IBV_SEND_SIGNALED``.
+        """
+        return Batch(self._end, deadline_s)
+
     def reconnect(self, *, deadline_s: float | None = 30) -> None:
         """Connect this same object anew, after its peer or the network failed.
 
@@ -201,7 +320,7 @@ class Connection(BaseConnection):
         run_apart(self._end.reconnect(deadline_s))
 
     def close(self) -> None:
-        """Tell the peer, flush what is outstanding, free everything. Twice is fine.
+        """Tell the peer, free everything; what is outstanding counts as flushed. Twice is fine.
 
         Raises:
             VerbsError: something could not be freed: it names all that stays. Close again later.
@@ -215,81 +334,3 @@ class Connection(BaseConnection):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class AsyncConnection(BaseConnection):
-    """The same as :class:`Connection` for asyncio. Made by ``aconnect``, ``ameet`` and ``AsyncListener.accept``.
-
-    Attributes, arguments, results and errors are those of :class:`Connection`; nothing blocks the event loop.
-    Cancelling a call loses no message; what was posted may still be sent.
-    """
-
-    #: an event loop has other things to do
-    _MOST_SPIN = 16
-
-    async def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
-        """See :meth:`Connection.send`."""
-        await arun(self._end.send(data, deadline_s))
-
-    async def recv(self, *, deadline_s: float | None = 30) -> bytes:
-        """See :meth:`Connection.recv`."""
-        return await arun(self._end.recv(deadline_s))
-
-    async def recv_into(self, buffer: BufferLike, *, deadline_s: float | None = 30) -> int:
-        """See :meth:`Connection.recv_into`."""
-        return await arun(self._end.recv_into(buffer, deadline_s))
-
-    async def write(
-        self,
-        data: BufferLike | MR,
-        region: RemoteRegion | str,
-        *,
-        offset: int = 0,
-        imm: int | None = None,
-        deadline_s: float | None = 30,
-    ) -> None:
-        """See :meth:`Connection.write`."""
-        await arun(self._end.write(data, region, offset, deadline_s, imm))
-
-    async def recv_imm(self, *, deadline_s: float | None = 30) -> int:
-        """See :meth:`Connection.recv_imm`."""
-        return await arun(self._end.recv_imm(deadline_s))
-
-    async def read(
-        self,
-        region: RemoteRegion | str,
-        length: int | None = None,
-        *,
-        offset: int = 0,
-        deadline_s: float | None = 30,
-    ) -> bytes:
-        """See :meth:`Connection.read`."""
-        return await arun(self._end.read(region, length, offset, deadline_s))
-
-    async def read_into(
-        self,
-        buffer: BufferLike | MR,
-        region: RemoteRegion | str,
-        length: int | None = None,
-        *,
-        offset: int = 0,
-        deadline_s: float | None = 30,
-    ) -> int:
-        """See :meth:`Connection.read_into`."""
-        return await arun(self._end.read_into(buffer, region, length, offset, deadline_s))
-
-    async def reconnect(self, *, deadline_s: float | None = 30) -> None:
-        """See :meth:`Connection.reconnect`."""
-        await arun(self._end.reconnect(deadline_s))
-
-    async def close(self) -> None:
-        """See :meth:`Connection.close`."""
-        await arun(self._end.closing())
-
-    async def __aenter__(self) -> AsyncConnection:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

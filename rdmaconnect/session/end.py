@@ -171,7 +171,8 @@ class End(DataPath):
                 if not self._closed:
                     self._closed = True
                     self.engine.changed.notify()
-                    owned = [thing.close for thing in (self.ah, self._stage_mr) if thing is not None]
+                    memory = None if self._staging is None else self._staging.mr
+                    owned = [thing.close for thing in (self.ah, memory) if thing is not None]
                     self._to_free = [lambda: self.transceiver.shut(self._source), *owned, self.prepared.close]
                     broken = self.transceiver.broken
                     self.conversation.close("close" if broken is None else str(broken))

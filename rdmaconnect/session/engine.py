@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from ..abi import AccessFlags
-from ..errors import RdmaConnectError, StateError
+from ..abi import AccessFlags, QpType
+from ..agreement.options import Sizes
+from ..errors import RdmaConnectError, StateError, VerbsError
 from ..objects.completion import BATCH, CQ, CompChannel
 from ..objects.context import Context
 from ..objects.memory import MR, PD
+from ..objects.queuepair import QueuePair
+from ..objects.work_request import RecvList
 from ..runtime.wakeup import Signal
 
 __all__ = ["Engine", "Ring"]
@@ -55,6 +60,19 @@ class Engine:
             self.close()
             raise
 
+    def queue_pairs(self, qp_type: QpType, count: int, sizes: Sizes) -> list[QueuePair]:
+        """Queue pairs on its completion queue, in RESET; inline as much as is wished and the device gives."""
+        make = partial(
+            QueuePair.several, count, self.pd, self.cq, self.cq, qp_type,
+            max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth,
+        )  # fmt: skip
+        try:
+            return make(max_inline_data=sizes.max_inline_data)
+        except VerbsError as e:
+            if e.errno != errno.EINVAL or not sizes.max_inline_data:
+                raise
+        return make()
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -67,19 +85,20 @@ class Engine:
             StateError: after close.
         """
         with self.lock:
-            if self.context.closed:
-                raise StateError(f"the queue pairs on {self.context.name} are closed.")
-            taken = False
-            while count := self.cq.poll():
-                taken = True
+            try:
+                count = self.cq.poll()
+            except StateError:
+                raise StateError(f"the queue pairs on {self.context.name} are closed.") from None
+            if not count:
+                return
+            while True:
                 for wc in self.cq.wcs[:count]:
                     transceiver = self.transceivers.get(wc.qp_num)
                     if transceiver is not None:
                         transceiver.complete(wc)
-                if count < BATCH:
+                if count < BATCH or not (count := self.cq.poll()):
                     break
-        if taken:
-            self.changed.notify()
+        self.changed.notify()
 
     def arm(self) -> None:
         """Ask for an event at the next completion; call :meth:`progress` after it, then sleep."""
@@ -110,10 +129,17 @@ class Ring:
         pd: the protection domain.
         slots: how many receives.
         slot_size: bytes of each.
+        depth: how many of them are posted together.
+
+    Attributes:
+        mr: its region.
+        view: its bytes.
+        receives: the receives of one transceiver, to be posted as one list; to be used under the engine's lock.
     """
 
-    def __init__(self, pd: PD, slots: int, slot_size: int) -> None:
+    def __init__(self, pd: PD, slots: int, slot_size: int, depth: int) -> None:
         self.slot_size = slot_size
         memory = mmap.mmap(-1, slots * slot_size)
         self.mr: MR = pd.register(memory, AccessFlags.LOCAL_WRITE)
         self.view = memoryview(memory)
+        self.receives = RecvList(depth, slot_size, self.mr.lkey)

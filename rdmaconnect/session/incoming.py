@@ -24,6 +24,7 @@ from .end import End, Established
 from .prepared import Prepared, bring_up, close_handles
 from .probe import Prober, abandon
 from .terms import Terms
+from .transceiver import step_to_rts
 
 __all__ = ["HALF_OPEN_EACH_S", "HALF_OPEN_S", "Incoming", "Listening"]
 
@@ -247,8 +248,9 @@ class Incoming:
         assert self.prepared is not None
         trace, hello = self.conversation.trace, self.hello
         trace.mark("ready", "from %s", self.channel.address)
+        rts = step_to_rts(self._paths[0], self.prepared.qp_type)
         for transceiver, path in zip(self.prepared.transceivers, self._paths, strict=True):
-            transceiver.to_rts(path)
+            transceiver.to_rts(path, rts)
         all_established = [
             Established(end, path, self.conversation, hello.regions, hello.private_data, ah, self.token)
             for end, path, ah in zip(hello.ends, self._paths, self._handles, strict=True)

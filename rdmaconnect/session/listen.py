@@ -12,7 +12,8 @@ from ..exchange.url import tcp_url
 from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
 from ..verbs import library
 from .admission import MAX_HALF_OPEN, MAX_QPS
-from .connection import AsyncConnection, Connection
+from .async_connection import AsyncConnection
+from .connection import Connection
 from .listening import BaseListener
 from .ports import rank_ports
 from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_types

@@ -20,8 +20,9 @@ from ..runtime.procedure import Call, Procedure, Wait, arun, call_apart, run_apa
 from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
+from .async_connection import AsyncConnection
 from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
-from .connection import AsyncConnection, Connection
+from .connection import Connection
 from .conversation import BEAT_MS, Conversation
 from .end import End
 from .incoming import LOOK_S, Incoming

@@ -13,9 +13,10 @@ from ..agreement.endpoint import Gid, GidEntry, PortAddress
 from ..agreement.options import Options
 from ..errors import DeviceError, VerbsError
 from ..exchange.url import is_address
-from ..objects.context import device_names, open_device, why_none
+from ..objects.context import device_names, open_device
 from ..objects.device_attr import DeviceAttr
 from ..objects.interfaces import interface_index
+from ..objects.no_device import why_none
 from ..objects.port import Port
 from .watch import recall, recalled
 

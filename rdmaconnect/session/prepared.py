@@ -15,7 +15,7 @@ from ..objects.address import AddressHandle
 from ..objects.context import Context, Port
 from ..objects.memory import MR
 from .engine import Engine, Ring
-from .transceiver import Transceiver
+from .transceiver import Transceiver, step_to_init, step_to_rtr, step_to_rts
 
 __all__ = ["Prepared", "bring_up", "close_handles"]
 
@@ -75,13 +75,14 @@ class Prepared:
             self.regions: dict[str, MR] = {
                 name: self.engine.pd.register(buffer) for name, buffer in (regions or {}).items()
             }
-            size, depth, _ = self.sizes
+            size, depth, *_ = self.sizes
             if qp_type == QpType.UD:
                 size = min(size, MTU_BYTES[port.active_mtu]) + GRH_BYTES
-            ring = Ring(self.engine.pd, count * depth, size)
+            ring = Ring(self.engine.pd, count * depth, size, depth)
+            to_init = step_to_init(qp_type, self.address, options.pkey)
             self.transceivers = [
-                Transceiver(self.engine, self.address, qp_type, self.sizes, ring, i * depth, options.pkey)
-                for i in range(count)
+                Transceiver(self.engine, qp, self.address, self.sizes, ring, i * depth, to_init)
+                for i, qp in enumerate(self.engine.queue_pairs(qp_type, count, self.sizes))
             ]
         except BaseException:
             self.engine.close()
@@ -121,12 +122,14 @@ def bring_up(
         go_on: called before each queue pair; raises if it is not worth while any more.
     """
     handles: list[AddressHandle | None] = []
+    rtr = step_to_rtr(paths[0], prepared.qp_type)
+    to_rts = step_to_rts(paths[0], prepared.qp_type) if rts else None
     try:
         for transceiver, path in zip(prepared.transceivers, paths, strict=True):
             go_on()
-            transceiver.to_rtr(path)
+            transceiver.to_rtr(path, rtr)
             if rts:
-                transceiver.to_rts(path)
+                transceiver.to_rts(path, to_rts)
             handles.append(AddressHandle(prepared.engine.pd, path.ah_attr) if transceiver.is_ud else None)
     except BaseException:
         close_handles(handles)

@@ -15,7 +15,7 @@ from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, Wait
 from .end import End
 from .terms import Terms
-from .transceiver import Sent
+from .transfer import Part, Sent
 
 __all__ = ["Prober", "abandon", "contents", "prove"]
 
@@ -58,7 +58,6 @@ class Prober:
         self._call = self._deadline = deadline
         self._began = Deadline(None)
         self._sent: list[Sent] = []
-        self._last: dict[int, Sent] = {}
         self._sent_at = time.monotonic()
         room = sum(self._sizes)
         memory = mmap.mmap(-1, room * len(ends))
@@ -103,11 +102,14 @@ class Prober:
         """
         self._post()
         self._engine.progress()
+        came = False
         for index, end in enumerate(self._ends):
             if end.transceiver.broken is not None:
                 raise self._failed(end)
-            if self._due[index]:
-                self._receive(index, end)
+            if self._due[index] and self._receive(index, end):
+                came = True
+        if came:
+            self._be_patient()
         if not self._answered and not any(self._due.values()):
             self._answered = True
             self._conversation.trace.mark("proof", "sent: the peer's probes are here")
@@ -142,25 +144,23 @@ class Prober:
         for work in self._waiting:
             index, addr, size = work
             end = self._ends[index]
-            before = self._last.get(index)
-            if before is not None and before.status is None:
-                left.append(work)  # the small one first, so that a failure tells which of the two it was
-                continue
-            sent = Sent(WrOpcode.SEND, f"send a probe of {size} bytes", lambda: None)
-            if end.transceiver.post(sent, (addr, size, self._mr.lkey), None, end.to):
+            sent = Sent(WrOpcode.SEND, size)
+            if end.transceiver.post(sent, Part(WrOpcode.SEND, (addr, size, self._mr.lkey)), end.to):
                 self._sent.append(sent)
-                self._last[index] = sent
-                self._sent_at = time.monotonic()
             else:
                 left.append(work)
+        if len(left) < len(self._waiting):
+            self._sent_at = time.monotonic()
         self._waiting = left
 
-    def _receive(self, index: int, end: End) -> None:
+    def _receive(self, index: int, end: End) -> bool:
+        """Take what has come on a queue pair; whether anything has that is due."""
+        due, found = self._due[index], False
         while True:
             with self._engine.lock:
                 inbox = end.inbox()
                 if not inbox:
-                    return
+                    return found
                 slot, length = inbox.popleft()
                 came = bytes(end.transceiver.payload(slot, length))
                 end.transceiver.repost(slot)
@@ -170,15 +170,15 @@ class Prober:
                     "Do both ends mean the same queue pair?"
                 )
             self._seen.add(length)
-            if end.local.qp_type is QpType.RC and any(size < length for size in self._due[index]):
+            if length != min(due, default=length) and end.local.qp_type is QpType.RC:
                 raise RemoteProtocolError(
                     f"prove the data path: {length} bytes from {end.peer} arrived, and those sent before them "
                     f"did not, which RC forbids. The PSNs of the two ends do not fit (the peer's begin with "
                     f"{end.peer.psn:#08x}), or the driver loses messages."
                 )
-            if length in self._due[index]:
-                self._due[index].discard(length)
-                self._be_patient()
+            if length in due:
+                due.remove(length)
+                found = True
 
     def _failed(self, end: End) -> CompletionError:
         error = end.transceiver.broken

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -172,6 +171,8 @@ def _private(data: bytes) -> bytes:
 
 def _meant(name: str, names: Collection[str]) -> str:
     """The name that was meant, in words; "" if none is near."""
+    import difflib  # seldom needed, and not loaded by who writes no unknown name
+
     near = difflib.get_close_matches(name, names, 1, 0.5)
     return f" ({near[0]}?)" if near else ""
 
@@ -217,15 +218,19 @@ def parse_qp_types(qp_types: Sequence[str | QpType]) -> list[QpType]:
     return [parse_qp_type(name) for name in qp_types]
 
 
-def check_count(count: int) -> int:
-    """How many queue pairs are made at once.
+def check_count(count: int, name: str = "count") -> int:
+    """How many queue pairs are made, at once or ahead.
+
+    Args:
+        count: what was given.
+        name: the argument that it was given by.
 
     Raises:
         TypeError: not an integer.
         ValueError: not from 1 to 4096.
     """
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count is {shown(count)}: give an integer")
+        raise TypeError(f"{name} is {shown(count)}: give an integer")
     if not 1 <= count <= MAX_QPS:
-        raise ValueError(f"count is {count}: give 1 to {MAX_QPS}")
+        raise ValueError(f"{name} is {count}: give 1 to {MAX_QPS}")
     return count

@@ -5,39 +5,32 @@ from __future__ import annotations
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
-from ..abi import QpAttrMask, QpState, QpType, WcFlags, WcOpcode, WcStatus, WrOpcode
+from ..abi import QpAttrMask, QpState, QpType, SendFlags, WcFlags, WcOpcode, WcStatus
 from ..agreement.endpoint import GRH_BYTES, Endpoint, Gid, PortAddress, RemoteRegion
 from ..agreement.options import Sizes
 from ..agreement.path import ACCESS, Path
-from ..errors import CompletionError, RdmaConnectError
+from ..errors import CompletionError, PostError, RdmaConnectError, StateError
 from ..objects.address import UdAddress
 from ..objects.memory import Sge
 from ..objects.queuepair import QueuePair
+from ..objects.transition import Transition
 from ..objects.work_request import RecvRequest, SendRequest
 from .engine import Engine, Ring
+from .transfer import Part, Piece, Sent
 
-__all__ = ["Sent", "Source", "Transceiver"]
+__all__ = ["Source", "Transceiver", "step_to_init", "step_to_rtr", "step_to_rts"]
 
 #: work-request ids from here on are sends; below they are receive slots
 _SEND = 1 << 32
+_SIGNALED = int(SendFlags.SIGNALED)
 _WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 #: for UD, where a message came from: queue pair and GID; None elsewhere, where there is only one peer
 Source = tuple[int, bytes] | None
-
-
-class Sent:
-    """A work request on its way, and what must be let go when it is done."""
-
-    __slots__ = ("doing", "opcode", "release", "status", "vendor_err", "wr_id")
-
-    def __init__(self, opcode: WrOpcode, doing: str, release: Callable[[], None]) -> None:
-        self.opcode, self.doing, self.release = opcode, doing, release
-        self.status: int | None = None
-        self.vendor_err = self.wr_id = 0
 
 
 class Transceiver:
@@ -47,11 +40,11 @@ class Transceiver:
 
     Args:
         engine: what it shares.
+        qp: its queue pair, in RESET; from here on it is the transceiver's.
         address: the port it is on.
-        qp_type: RC, UC or UD.
         sizes: how much of what.
         ring: registered memory; ``recv_depth`` slots from ``slot`` on are this transceiver's.
-        pkey: partition key wished, or None.
+        to_init: the step from RESET to INIT, which all of a port take alike: see :func:`step_to_init`.
 
     Attributes:
         endpoint: what the peer is told.
@@ -63,41 +56,39 @@ class Transceiver:
     def __init__(
         self,
         engine: Engine,
+        qp: QueuePair,
         address: PortAddress,
-        qp_type: QpType,
         sizes: Sizes,
         ring: Ring,
         slot: int,
-        pkey: int | None = None,
+        to_init: Transition,
     ) -> None:
-        self.engine, self.sizes, self._pkey = engine, sizes, pkey
-        self.is_ud = qp_type == QpType.UD
+        self.engine, self.sizes, self._to_init = engine, sizes, to_init
+        self.qp, self.is_ud = qp, qp.qp_type == QpType.UD
         self._ring, self.slot_size = ring, ring.slot_size
         self._view = ring.view
         self._base = slot * ring.slot_size
-        self._request = SendRequest()
-        self._next_id = _SEND
+        self._grh = GRH_BYTES if self.is_ud else 0
+        self._request, self._list = SendRequest(), list[SendRequest]()
+        #: how many in a row are not signalled
+        self._quiet = 0
+        self._next_id, self._most_sent = _SEND, sizes.send_depth
         self.broken: CompletionError | None = None
-        self.sent: dict[int, Sent] = {}
+        #: work-request id and transfer of each that has not completed, in the order of posting
+        self.sent: deque[tuple[int, Sent]] = deque()
         self.inboxes: dict[Source, deque[tuple[int, int]]] = {} if self.is_ud else {None: deque()}
         self.immediates: deque[tuple[int, int]] = deque()
-        self.qp = QueuePair(
-            engine.pd, engine.cq, engine.cq, qp_type, max_send_wr=sizes.send_depth, max_recv_wr=sizes.recv_depth
-        )
-        engine.transceivers[self.qp.qp_num] = self
+        #: slot -> its receive, made when it is first given back: many connections never use most of theirs
+        self._receives: dict[int, RecvRequest] = {}
+        engine.transceivers[qp.qp_num] = self
         qkey = secrets.randbits(31) if self.is_ud else 0
         recv_size = ring.slot_size - (GRH_BYTES if self.is_ud else 0)
-        self.endpoint = Endpoint(qp_type, self.qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
-        self._requests = [
-            RecvRequest(i, ring.mr.addr + self._base + i * self.slot_size, self.slot_size, ring.mr.lkey)
-            for i in range(sizes.recv_depth)
-        ]
-        self._init()
+        self.endpoint = Endpoint(qp.qp_type, qp.qp_num, secrets.randbits(24), address, recv_size, qkey)
+        self._init(to_init)
 
-    def _init(self) -> None:
-        self.qp.move(QpState.INIT, _Init(self.endpoint, self._pkey))
-        for request in self._requests:
-            self.qp.post_recv(request)
+    def _init(self, step: Transition) -> None:
+        self.qp.take(step, self.endpoint)
+        self.qp.post_recv(self._ring.receives.at(self._ring.mr.addr + self._base))
 
     def restart(self) -> None:
         """Back to INIT through RESET, with a fresh PSN and nothing outstanding: to be connected anew.
@@ -107,39 +98,23 @@ class Transceiver:
         with self.engine.lock:
             self.qp.move(QpState.RESET)
             self.engine.progress()
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
             self.broken = None
             self.inboxes = {} if self.is_ud else {None: deque()}
             self.immediates.clear()
             end = self.endpoint
             self.endpoint = Endpoint(end.qp_type, end.qp_num, secrets.randbits(24), end.port, end.recv_size, end.qkey)
-            self._init()
+            self._init(self._to_init)
 
     # ---- out
 
-    def room(self) -> bool:
-        """Whether another send may be posted."""
-        return len(self.sent) < self.sizes.send_depth
-
-    def post(
-        self,
-        sent: Sent,
-        place: tuple[int, int, int],
-        remote: RemoteRegion | None = None,
-        to: UdAddress | None = None,
-        imm: int | None = None,
-    ) -> bool:
-        """Post one send work request.
+    def post(self, sent: Sent, part: Part, to: UdAddress | None = None) -> bool:
+        """Post a transfer of one work request.
 
         Args:
             sent: what becomes of it.
-            place: address, length in bytes and lkey of the local memory.
-            remote: for RDMA, the memory of the peer.
+            part: what it does.
             to: for UD, where it goes.
-            imm: for an RDMA write, 32 bits that complete a receive of the peer.
 
         Returns:
             False if there was no room; try again after :meth:`Engine.progress`.
@@ -148,48 +123,104 @@ class Transceiver:
             VerbsError: as ``ibv_post_send``.
         """
         with self.engine.lock:
-            if not self.room():
+            if len(self.sent) >= self._most_sent:
                 return False
             self._next_id = wr_id = self._next_id + 1
-            if imm is not None and remote is not None:
-                self._request.rdma_write_imm(wr_id, remote, imm, sge=Sge(*place))
-            elif to is None:
-                self._request.fill(wr_id, sent.opcode, *place, remote=remote)
-            else:
-                self._request.send(wr_id, sge=Sge(*place), to=to)
-            self.qp.post_send(self._request)
-            sent.wr_id = wr_id  # not before: what was not posted is for the caller to let go
-            self.sent[wr_id] = sent
+            _fill(self._request, wr_id, part, to, _SIGNALED)
+            self._post(wr_id, sent)
             return True
+
+    def post_inline(self, sent: Sent, data: bytes | bytearray, remote: RemoteRegion | None = None) -> bool:
+        """The same for short data over RC and UC, which is copied: the hot path."""
+        with self.engine.lock:
+            if len(self.sent) >= self._most_sent:
+                return False
+            self._next_id = wr_id = self._next_id + 1
+            self._request.fill_inline(wr_id, sent.opcode, data, remote=remote)
+            self._post(wr_id, sent)
+            return True
+
+    def _post(self, wr_id: int, sent: Sent) -> None:
+        self._quiet, sent.posted = 0, True
+        self.sent.append((wr_id, sent))  # first: Ctrl-C may come when it is posted
+        try:
+            self.qp.post_send(self._request)
+        except Exception:
+            self.sent.pop()
+            sent.posted = False
+            raise
+
+    def post_list(self, work: list[Piece], to: UdAddress | None = None) -> bool | None:
+        """Post work requests as one list, as many as there is room for, and take those out of ``work``.
+
+        Only the last one is signalled, and as many before that there is room again in time.
+
+        Returns:
+            None if some are left: try again after :meth:`Engine.progress`.
+
+        Raises:
+            VerbsError: as ``ibv_post_send``; those before the first bad one are taken out.
+        """
+        on_the_way, requests = self.sent, self._list
+        with self.engine.lock:
+            now = work[: self._most_sent - len(on_the_way)]
+            if not now:
+                return None
+            requests += [SendRequest() for _ in range(len(now) - len(requests))]
+            for at, (sent, part, last) in enumerate(now, 1):
+                self._next_id = wr_id = self._next_id + 1
+                signaled = at == len(now) or self._quiet >= self._most_sent // 2
+                self._quiet = 0 if signaled else self._quiet + 1
+                _fill(requests[at - 1], wr_id, part, to, _SIGNALED if signaled else 0)
+                sent.left, sent.posted = sent.left + (not last), last
+                on_the_way.append((wr_id, sent))
+            try:
+                self.qp.post_send(*requests[: len(now)])
+            except Exception as e:
+                posted = (e.posted if isinstance(e, PostError) else 0) or 0
+                for sent, _, last in reversed(now[posted:]):
+                    on_the_way.pop()
+                    sent.left, sent.posted = sent.left - (not last), False
+                del work[:posted]
+                raise
+            del work[: len(now)]
+            return None if work else True
 
     def complete(self, wc: Any) -> None:
         """Take one completion. Called with the engine's lock held."""
         wr_id, status = wc.wr_id, wc.status
-        if status != WcStatus.SUCCESS and self.broken is None:
+        if status and self.broken is None:
             self.broken = CompletionError(
                 WcStatus(status), vendor_err=wc.vendor_err, wr_id=wr_id, qp_num=wc.qp_num,
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
-        if wr_id >= _SEND:
-            sent = self.sent.pop(wr_id, None)
-            if sent is not None:
-                sent.status, sent.vendor_err = status, wc.vendor_err
-                sent.release()
-        elif status == WcStatus.SUCCESS:
-            self._arrived(wr_id, wc)
+        if wr_id < _SEND:
+            if status:
+                return
+            if wc.opcode == _WITH_IMM:
+                self.immediates.append((wr_id, socket.ntohl(wc.imm_data)))
+                return
+            inbox = self.inboxes.get(self._source(wr_id, wc) if self.is_ud else None)
+            if inbox is None:
+                self.repost(wr_id)  # a datagram of somebody who is not connected
+            else:
+                inbox.append((wr_id, wc.byte_len - self._grh))
+            return
+        on_the_way = self.sent
+        while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
+            posted, sent = on_the_way.popleft()
+            if posted == wr_id:
+                sent.ended(status, wc.vendor_err, wr_id)
+            else:
+                sent.ended()
+
+    def _flush(self) -> None:
+        """What is on its way never comes to its end."""
+        while self.sent:
+            wr_id, sent = self.sent.popleft()
+            sent.ended(WcStatus.WR_FLUSH_ERR, 0, wr_id)
 
     # ---- in
-
-    def _arrived(self, slot: int, wc: Any) -> None:
-        if wc.opcode == _WITH_IMM:
-            self.immediates.append((slot, socket.ntohl(wc.imm_data)))
-            return
-        source = self._source(slot, wc) if self.is_ud else None
-        inbox = self.inboxes.get(source)
-        if inbox is None:
-            self.repost(slot)  # a datagram of somebody who is not connected
-        else:
-            inbox.append((slot, wc.byte_len - (GRH_BYTES if self.is_ud else 0)))
 
     def _source(self, slot: int, wc: Any) -> Source:
         start = self._base + slot * self.slot_size
@@ -201,14 +232,38 @@ class Transceiver:
 
     def payload(self, slot: int, length: int) -> memoryview:
         """The bytes that came into a slot; valid until :meth:`repost`."""
-        start = self._base + slot * self.slot_size + (GRH_BYTES if self.is_ud else 0)
+        start = self._base + slot * self.slot_size + self._grh
         return self._view[start : start + length]
 
+    @contextmanager
+    def lend(self, slot: int, length: int) -> Iterator[memoryview]:
+        """The bytes themselves, for a while; then the slot goes back to the device."""
+        inboxes, view = self.inboxes, self.payload(slot, length)
+        try:
+            yield view
+        finally:
+            with self.engine.lock:
+                if inboxes is self.inboxes:  # else all slots are back at the device since restart()
+                    self.repost(slot)
+        try:
+            view.release()
+        except BufferError:
+            raise BufferError(
+                "end recv_view: what was made of the view is still there. Copy what is to stay."
+            ) from None
+
     def repost(self, slot: int) -> None:
-        """Give a slot back to the device."""
-        with self.engine.lock:
-            if not self.qp.closed and self.broken is None:
-                self.qp.post_recv(self._requests[slot])
+        """Give a slot back to the device. Called with the engine's lock held."""
+        if self.broken is None:
+            request = self._receives.get(slot)
+            if request is None:
+                at = self._ring.mr.addr + self._base + slot * self.slot_size
+                request = self._receives[slot] = RecvRequest(slot, at, self.slot_size, self._ring.mr.lkey)
+            try:
+                self.qp.post_recv(request)
+            except StateError:
+                if not self.qp.closed:
+                    raise
 
     def open(self, source: Source) -> None:
         """Take messages of one more peer, over UD."""
@@ -224,54 +279,84 @@ class Transceiver:
 
     # ---- states
 
-    def to_rtr(self, path: Path) -> None:
+    def to_rtr(self, path: Path, step: Transition | None = None) -> None:
         """INIT to RTR: from here on the peer's packets are taken. Can block for seconds on RoCE.
 
         A UD queue pair is there already where it serves another peer.
+
+        Args:
+            path: its path.
+            step: made ready, where many queue pairs take it: see :func:`step_to_rtr`.
         """
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state in (QpState.RTR, QpState.RTS)):
-                self.qp.move(QpState.RTR, path, QpAttrMask.PKEY_INDEX)  # INIT took the first that could be
+        if not self.is_ud:
+            self.qp.take(step or step_to_rtr(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:  # peers of one UD queue pair may come at the same time; to move it never blocks
+            if self.qp.state not in (QpState.RTR, QpState.RTS):
+                self.qp.take(step_to_rtr(path, QpType.UD), path)
 
-    def to_rts(self, path: Path) -> None:
-        """RTR to RTS: from here on it may send."""
-        with self._one_by_one():
-            if not (self.is_ud and self.qp.state is QpState.RTS):
-                self.qp.move(QpState.RTS, path)
-
-    def _one_by_one(self) -> AbstractContextManager[object]:
-        """Peers of one UD queue pair may come at the same time; to move it never blocks."""
-        return self.engine.lock if self.is_ud else nullcontext()
+    def to_rts(self, path: Path, step: Transition | None = None) -> None:
+        """RTR to RTS: from here on it may send. Arguments as of :meth:`to_rtr`."""
+        if not self.is_ud:
+            self.qp.take(step or step_to_rts(path, self.endpoint.qp_type), path)
+            return
+        with self.engine.lock:
+            if self.qp.state is not QpState.RTS:
+                self.qp.take(step_to_rts(path, QpType.UD), path)
 
     def close(self) -> None:
-        """Flush through ERR, and destroy the queue pair. Twice is fine.
+        """Destroy the queue pair; what is outstanding counts as flushed. Twice is fine.
 
         Raises:
             VerbsError: the library refuses. Close again later.
         """
         with self.engine.lock:
-            if not self.qp.closed:
-                with suppress(RdmaConnectError):  # where the device is gone nothing is flushed, and all is free
-                    if self.qp.state not in (QpState.RESET, QpState.ERR):
-                        self.qp.move(QpState.ERR)
+            if self.sent and not self.qp.closed:
+                with suppress(RdmaConnectError):  # where the device is gone nothing has completed
                     self.engine.progress()
-                self.qp.close()
+            self.qp.close()
             self.engine.transceivers.pop(self.qp.qp_num, None)
-            for sent in self.sent.values():
-                sent.status = WcStatus.WR_FLUSH_ERR
-                sent.release()
-            self.sent.clear()
+            self._flush()
 
 
-class _Init:
-    """The attributes that RESET to INIT needs, before there is a path."""
+def step_to_init(qp_type: QpType, port: PortAddress, pkey: int | None) -> Transition:
+    """RESET to INIT, before there is a path.
 
-    def __init__(self, end: Endpoint, pkey: int | None) -> None:
-        self.port_num, self.qkey = end.port.port_num, end.qkey
-        self.qp_access_flags = ACCESS[end.qp_type]
-        wanted = [
-            index
-            for index, key in enumerate(end.port.pkeys)
-            if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
-        ]
-        self.pkey_index = wanted[0] if wanted else 0  # RTR sets the one agreed on
+    Args:
+        qp_type: RC, UC or UD.
+        port: the port it is on.
+        pkey: partition key wished, or None.
+    """
+    wanted = (
+        index
+        for index, key in enumerate(port.pkeys)
+        if key & 0x7FFF and (pkey is None or key & 0x7FFF == pkey & 0x7FFF)
+    )
+    values = SimpleNamespace(
+        port_num=port.port_num, qp_access_flags=ACCESS[qp_type], qkey=0, pkey_index=next(wanted, 0)
+    )
+    return Transition(qp_type, QpState.RESET, QpState.INIT, values)
+
+
+def step_to_rtr(path: Path, qp_type: QpType) -> Transition:
+    """INIT to RTR, along a path; INIT took the first P_Key that could be, this sets the one agreed on."""
+    return Transition(qp_type, QpState.INIT, QpState.RTR, path, QpAttrMask.PKEY_INDEX)
+
+
+def step_to_rts(path: Path, qp_type: QpType) -> Transition:
+    """RTR to RTS, along a path."""
+    return Transition(qp_type, QpState.RTR, QpState.RTS, path)
+
+
+def _fill(request: SendRequest, wr_id: int, part: Part, to: UdAddress | None, flags: int) -> None:
+    """Have a work request do what it is to do."""
+    opcode, place, remote, imm, inline = part
+    if to is not None:
+        request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to, flags=flags)
+    elif imm is not None and remote is not None:
+        sge = None if inline else Sge(*place)
+        request.rdma_write_imm(wr_id, remote, imm, sge=sge, inline=inline, flags=flags)
+    elif inline is not None:
+        request.fill_inline(wr_id, opcode, inline, remote=remote, flags=flags)
+    else:
+        request.fill(wr_id, opcode, *place, remote=remote, flags=flags)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..abi import WrOpcode
 from ..agreement.endpoint import RemoteRegion
 
-__all__ = ["LONGEST", "Last", "Part", "parts"]
+__all__ = ["LONGEST", "Part", "Piece", "Sent", "parts", "words"]
 
 #: bytes that no device is given in one message, whatever it says that it takes: a length has 31 bits in some
 LONGEST = 1 << 30
+_VERBS = {WrOpcode.SEND: "send", WrOpcode.RDMA_READ: "read"}
 
 
 class Part(NamedTuple):
-    """What one work request does of a transfer; fields as :meth:`Transceiver.post` takes them."""
+    """What one work request does of a transfer.
+
+    Args:
+        opcode: what it does.
+        place: address, length in bytes and lkey of the local memory.
+        target: for RDMA, the memory of the peer.
+        imm: for an RDMA write, 32 bits that complete a receive of the peer.
+        inline: instead of ``place``, the data itself, bytes or bytearray.
+    """
 
     opcode: WrOpcode
     place: tuple[int, int, int]
-    target: RemoteRegion | None
-    imm: int | None
+    target: RemoteRegion | None = None
+    imm: int | None = None
+    inline: Any = None
 
 
 def parts(
@@ -30,8 +39,7 @@ def parts(
     """Divide a transfer.
 
     Args:
-        opcode, place, target, imm: of the whole, as :meth:`Transceiver.post` takes them; without a target it is not
-            divided.
+        opcode, place, target, imm: of the whole, as :class:`Part` has them; without a target it is not divided.
         longest: bytes of the longest message.
 
     Yields:
@@ -41,33 +49,72 @@ def parts(
     plain = opcode if imm is None else WrOpcode.RDMA_WRITE
     start = 0
     while target is not None and length - start > longest:
-        yield Part(plain, (addr + start, longest, lkey), target.slice(start, longest), None)
+        yield Part(plain, (addr + start, longest, lkey), target.slice(start, longest))
         start += longest
     left = length - start
     rest = target.slice(start, left) if target is not None and start else target
     yield Part(opcode, (addr + start, left, lkey), rest, imm)
 
 
-class Last:
-    """Calls a function once, when the last of those that need something is done.
+def words(opcode: WrOpcode, length: int) -> str:
+    """What a transfer does, for messages."""
+    return f"{_VERBS.get(opcode, 'write')} {length} bytes"
+
+
+class Sent:
+    """A transfer on its way: what becomes of its work requests, and what must be let go when all are done.
+
+    Counted under the engine's lock.
 
     Args:
-        function: what to call.
-        lock: held while they are counted; at first there is one.
+        opcode: what it does.
+        length: bytes.
+
+    Attributes:
+        left: work requests that have not completed; the last one counts from the beginning.
+        posted: whether the last one was posted.
+        status: None while there are such; then that of the first that failed, or SUCCESS.
+        failed, vendor_err, wr_id: status and the rest of the first that failed, 0 until one has.
+        release: called when it is over.
     """
 
-    def __init__(self, function: Callable[[], None], lock: AbstractContextManager[object]) -> None:
-        self._function, self._lock, self._left = function, lock, 1
+    # mostly it stays so, and is not to be set each time
+    left, posted = 1, False
+    status: int | None = None
+    failed = vendor_err = wr_id = 0
 
-    def one_more(self) -> None:
-        """Another one needs it."""
-        with self._lock:
-            self._left += 1
+    def __init__(self, opcode: WrOpcode, length: int, release: Callable[[], object] | None = None) -> None:
+        self.opcode, self.length, self.release = opcode, length, release
 
-    def one_less(self) -> None:
-        """One is done with it."""
-        with self._lock:
-            self._left -= 1
-            over = not self._left
-        if over:
-            self._function()
+    @property
+    def doing(self) -> str:
+        """It in words."""
+        return words(self.opcode, self.length)
+
+    def over(self) -> bool | None:
+        """True when nothing more comes of it, None before."""
+        return None if self.status is None else True
+
+    def ended(self, status: int = 0, vendor_err: int = 0, wr_id: int = 0) -> None:
+        """One of its work requests has completed, or the last one is never posted."""
+        if status and not self.failed:
+            self.failed, self.vendor_err, self.wr_id = status, vendor_err, wr_id
+        self.left -= 1
+        if not self.left:
+            self.status = self.failed
+            if self.release is not None:
+                self.release()
+
+
+class Piece(NamedTuple):
+    """One work request of a list.
+
+    Args:
+        sent: what becomes of the transfer that it is of.
+        part: what it does.
+        last: whether it is the last of ``sent``.
+    """
+
+    sent: Sent
+    part: Part
+    last: bool

@@ -194,7 +194,7 @@ def planted(header: Header) -> dict[str, list[Check]]:
 
     def prototype(text: str) -> Check:
         name = re.findall(r"(\w+)\(", text)[0]
-        return prototype_check(abi.Prototype(name, None, (), Fails.NEVER, text, ""))
+        return prototype_check(abi.Prototype(name, Fails.NEVER, text, ""))
 
     def struct(cls: Any) -> list[Check]:
         return list(struct_checks(cls.__name__, as_of(header, cls.__name__, cls)))

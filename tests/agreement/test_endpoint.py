@@ -153,7 +153,8 @@ def test_what_is_not_given_has_the_value_that_is_documented() -> None:
     assert dataclasses.asdict(Options()) == {
         "device": None, "port_num": None, "gid_index": None, "path_mtu": None, "sl": 0, "traffic_class": 0,
         "flow_label": 0, "pkey": None, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7, "min_rnr_timer": 12,
-        "max_rd_atomic": None, "hop_limit": 64, "recv_size": None, "recv_depth": None, "send_depth": None, "spin": 500,
+        "max_rd_atomic": None, "hop_limit": 64, "recv_size": None, "recv_depth": None, "send_depth": None,
+            "max_inline_data": 64, "spin": 500,
             "probe": True,
     }  # fmt: skip
     port = PortAddress("rxe0", 1, LinkLayer.ETHERNET, 0, Mtu.MTU_1024)

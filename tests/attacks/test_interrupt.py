@@ -40,9 +40,12 @@ class Scene:
                 self.addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
         self.thread = threading.Thread(target=half)
         self.thread.start()
-        if what in ("close", "recv", "write", "reconnect"):
+        if what in ("close", "recv", "write", "batch", "reconnect"):
             self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10)
+        self.pool = rdmaconnect.Pool(self.listener.url, 2) if what in ("acquire", "close a pool") else None
         self.calls: dict[str, Callable[[], Any]] = {
+            "acquire": lambda: self._pool.acquire(deadline_s=3),
+            "close a pool": lambda: self._pool.close(),
             "connect": lambda: rdmaconnect.connect(self.listener.url, deadline_s=3),
             "accept": lambda: self.listener.accept(deadline_s=3),
             "close": lambda: self._made.close(),
@@ -50,6 +53,7 @@ class Scene:
             "listen": lambda: rdmaconnect.listen("127.0.0.1:0"),
             "recv": lambda: self._made.recv(deadline_s=0.03),
             "write": lambda: [self._made.write(bytes(2000), "there", deadline_s=1) for _ in range(30)],
+            "batch": self._batches,
             "reconnect": lambda: self._made.reconnect(deadline_s=3),
             "meet": lambda: rdmaconnect.meet(*self.addresses, deadline_s=3),
         }
@@ -58,6 +62,19 @@ class Scene:
     def _made(self) -> rdmaconnect.Connection:
         assert self.connection is not None
         return self.connection
+
+    @property
+    def _pool(self) -> rdmaconnect.Pool:
+        assert self.pool is not None
+        return self.pool
+
+    def _batches(self) -> None:
+        for _ in range(5):
+            with self._made.batch() as batch:
+                sent = [batch.post_write(bytes(size), "there") for size in (9, 2000, 64, 65) * 3]
+            sent.append(self._made.post_write(b"short", "there"))
+            for transfer in sent:
+                transfer.wait(deadline_s=1)
 
     def _accept(self) -> None:
         while not self._over.is_set():
@@ -91,6 +108,8 @@ class Scene:
             return
 
     def close(self) -> None:
+        if self.pool is not None:  # while there is a peer
+            self.pool.close()
         self._over.set()
         self.thread.join(20)
         for one in (self.connection, *self._box, self.listener):
@@ -98,7 +117,20 @@ class Scene:
                 one.close()
 
 
-WHAT = ["connect", "accept", "close", "close a listener", "listen", "recv", "write", "reconnect", "meet"]
+WHAT = [
+    "acquire",
+    "close a pool",
+    "connect",
+    "accept",
+    "close",
+    "close a listener",
+    "listen",
+    "recv",
+    "write",
+    "batch",
+    "reconnect",
+    "meet",
+]
 
 
 @pytest.mark.parametrize("what", WHAT)

@@ -239,6 +239,7 @@ def contests(scale: Scale) -> dict[str, Contest]:
                 Turn("ibverbs", "one 1 {single}", {"each: ibverbs": connecting}, repeat="{ones}"),
                 Turn("ours", "one_unproven 1 {single}", {"each: connect, no probe": connecting}, repeat="{ones}"),
                 Turn("ours", "one 1 {single}", {"each: connect": connecting}, repeat="{ones}"),
+                Turn("ours", "pooled 1 {single}", {"each: a pool's hit": connecting}, repeat="{ones}"),
             ),
         ),
         "pingpong": Contest(
@@ -256,7 +257,8 @@ def contests(scale: Scale) -> dict[str, Contest]:
             (
                 Turn("ib_write_bw", "{writes} depth=16", {"write: ib_write_bw, 16 outstanding": write_bw}),
                 Turn("ib_write_bw", "{writes} depth=1", {"write: ib_write_bw, one at a time": write_bw}),
-                Turn("ours", f"write {{writes}} {MIB}", {"write: conn.write, one at a time": writing}),
+                Turn("ours", f"write {{writes}} {MIB} 16", {"write: conn.post_write, 16 outstanding": writing}),
+                Turn("ours", f"write {{writes}} {MIB} 1", {"write: conn.write, one at a time": writing}),
             ),
         ),
         "storm": Contest(
@@ -285,6 +287,10 @@ def contests(scale: Scale) -> dict[str, Contest]:
             (
                 Turn("python", "1 zmq, msgpack", {"import: zmq, msgpack": importing}),
                 Turn("python", "1 rdmaconnect", {"import: rdmaconnect": importing}),
+                Turn(
+                    "python", "1 rdmaconnect; rdmaconnect.connect; rdmaconnect.listen",
+                    {"import: rdmaconnect, and what connects and listens": importing},
+                ),
             ),
         ),
     }  # fmt: skip

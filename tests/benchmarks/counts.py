@@ -4,7 +4,8 @@
 
 Counted are Python's instructions and function calls in every thread (of rdmaconnect and all that it calls in Python,
 without the device in software), verbs by their names, and, where there is ``strace``, system calls (with those of the
-device in software). Of each the median of the rounds is told, and half of how far they are apart.
+device in software). Imports are counted in new interpreters. Of each the median of the rounds is told, and half of how
+far they are apart.
 """
 
 from __future__ import annotations
@@ -154,6 +155,12 @@ def play(count: int, messages: int, phase: Phase) -> None:
                 here.send(data)
                 there.recv()
         close(conns)
+        with rdmaconnect.Pool(listener.url, 1, deadline_s=PATIENCE_S) as pool:
+            pool.warm(deadline_s=PATIENCE_S)
+            pool.spare = 0  # the next one, which is made in the background, costs what the second connection does
+            with phase("a pool's hit", 1):
+                conns = [pool.acquire(deadline_s=PATIENCE_S)]
+            close([*conns, listener.accept(deadline_s=PATIENCE_S)])
         with phase(f"one of connect_many({count})", count):
             conns = both(many, count)
         with phase(f"close one of {count}", count):
@@ -211,6 +218,36 @@ def count_python(count: int, messages: int) -> dict[str, dict[str, Any]]:
     return counting.found
 
 
+#: what is imported, each in a new interpreter: without what connects, with it, and the two that it needs
+IMPORTS = ("import zmq, msgpack", "import rdmaconnect", "from rdmaconnect import connect, listen")
+_COUNT_IMPORT = """
+import json, sys
+counts = {"instructions": 0, "calls": 0, "verbs": {}}
+def step(frame, event, argument):
+    counts["instructions"] += event == "opcode"
+    return step
+def call(frame, event, argument):
+    counts["calls"] += 1
+    frame.f_trace_lines, frame.f_trace_opcodes = False, True
+    return step
+sys.settrace(call)
+exec(sys.argv[1])
+sys.settrace(None)
+print(json.dumps(counts))
+"""
+
+
+def count_import(statement: str) -> dict[str, Any]:
+    """Of an import in a new interpreter, once Python has compiled what it loads."""
+    argv = [sys.executable, "-c", _COUNT_IMPORT, statement]
+    variables = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    for _ in range(2):
+        done = subprocess.run(argv, stdout=subprocess.PIPE, env=variables, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def count_system_calls(argv: list[str]) -> dict[str, float]:
     """One round in a process of its own: phase -> system calls; none where there is no strace, or it may not trace."""
     if shutil.which("strace") is None:
@@ -249,7 +286,7 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]
 def measure(count: int, messages: int, rounds: int) -> dict[str, dict[str, Any]]:
     """All of it: phase -> ``instructions``, ``calls``, ``system_calls`` (if it can be had), ``spread``, ``verbs``.
 
-    Each round is a process of its own, so that the first connection is one.
+    Each round is a process of its own, so that the first connection is one; each import is in one too.
     """
     argv = [sys.executable, __file__, "--count", str(count), "--messages", str(messages), "--part"]
     all_rounds = []
@@ -258,6 +295,7 @@ def measure(count: int, messages: int, rounds: int) -> dict[str, dict[str, Any]]
         found, system_calls = json.loads(done.stdout), count_system_calls([*argv, "system"])
         for name, number in system_calls.items():
             found[name]["system_calls"] = number
+        found |= {statement: count_import(statement) for statement in IMPORTS}
         all_rounds.append(found)
     return summary(all_rounds)
 

@@ -33,7 +33,8 @@ def document(found: Mapping[str, Sequence[float]], verdicts: Sequence[Verdict]) 
         "goals": [
             {
                 "goal": verdict.goal.words, "of": verdict.goal.of, "against": verdict.goal.against,
-                "at_most": verdict.goal.most, "measured": verdict.value, "least": verdict.least,
+                ("at_least" if verdict.goal.at_least else "at_most"): verdict.goal.limit, "measured": verdict.value,
+                "least": verdict.least,
                 "greatest": verdict.greatest, "met": verdict.met,
             }
             for verdict in verdicts
@@ -60,7 +61,7 @@ def draw(found: Mapping[str, Sequence[float]], verdicts: Sequence[Verdict], path
     made.suptitle("rdmaconnect: measured against its goals, in one run")
     axes = made.subplots(1, 2 if curves else 1, squeeze=False, width_ratios=[3, 2] if curves else None)[0]
     shown = [verdict for verdict in reversed(verdicts) if verdict.value > 0]
-    shares = [verdict.value / verdict.goal.most for verdict in shown]
+    shares = [(verdict.value / verdict.goal.limit) ** (-1 if verdict.goal.at_least else 1) for verdict in shown]
     bars = axes[0].barh([verdict.goal.words for verdict in shown], shares)
     for bar, verdict in zip(bars, shown, strict=True):
         bar.set_color("tab:green" if verdict.met else "tab:red")

@@ -411,6 +411,7 @@ def test_ping_prints_ends_path_and_times(pings: Any, capsys: pytest.CaptureFixtu
     ]
     assert pings == [{
         "connections": 1, "op": "send", "sizes": [4096], "iters": 1000, "most_bytes": None, "duration_s": None,
+            "outstanding": 0,
         "deadline_s": 30, "tick": None,
     }]  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from software import Software, end_on, joined
 
 import rdmaconnect
+import rdmaconnect.objects.context
 from rdmaconnect import verbs
 from rdmaconnect.abi import QpState, QpType, ibv_comp_channel, ibv_qp
 from rdmaconnect.errors import VerbsError

@@ -64,12 +64,21 @@ def use(peer: str, key: str | None = None) -> None:
             conn.send(mr)
             conn.read_into(mr, RemoteRegion.from_bytes(conn.recv()), 8, offset=2)
         conn.register((1 << 20, 4096)).close()
+        sent: rdmaconnect.Transfer = conn.post_send(b"x", deadline_s=None)
+        with conn.batch(deadline_s=5) as batch, conn.recv_view() as view:
+            sent = batch.post_write(view, remote["board"], offset=3, imm=7)
+            batch.post_read(into, "board", 4).wait(deadline_s=1)
+        print(sent.done(), sent.length, view[0] + 1)
         print(first, count, conn.local.qp_num, conn.private_data.decode())
     many: list[Connection] = rdmaconnect.connect_many(peer, 3, qp_type=QpType.UC, options=Options(sl=1), sl=2)
     one = rdmaconnect.connect(peer, qp_type="UD")
     two = rdmaconnect.connect(peer, qp_type="UD", via=one)
     met = rdmaconnect.meet("*:18516", peer, regions={"board": memoryview(bytearray(8))}, traffic_class=96)
-    for conn in (*many, one, two, met):
+    with rdmaconnect.Pool(peer, 4, qp_type="RC", timeout=16, deadline_s=None) as pool:
+        pool.warm(deadline_s=5)
+        pooled: Connection = pool.acquire(deadline_s=None)
+        print(pool.idle, pool.spare, pool.closed)
+    for conn in (*many, one, two, met, pooled):
         conn.reconnect(deadline_s=3)
         conn.close()
     try:
@@ -88,6 +97,12 @@ async def use_async(peer: str) -> None:
         second: bytes = await conn.read("board")
         count: int = await conn.read_into(bytearray(5), "board")
         print(second, count)
+    async with rdmaconnect.AsyncPool(peer, spare=2, secret="a secret of one job") as pool:
+        async with await pool.acquire() as pooled:
+            await pooled.send(b"x")
+        transfer: rdmaconnect.AsyncTransfer = await conn.post_read(bytearray(5), "board")
+        async with conn.batch() as batch, conn.recv_view() as view:
+            await asyncio.gather(await batch.post_send(view), transfer, (await conn.post_write(b"x", "board")).wait())
     many = await rdmaconnect.aconnect_many(peer, 2)
     async with await rdmaconnect.alisten("*:0", share_ud=True) as listener:
         async for other in listener:
@@ -97,12 +112,15 @@ async def use_async(peer: str) -> None:
 
 #: what is wrong -> the line
 WRONG = {
+    "a name that there is not": 'rdmaconnect.conect("peer")',
     "a keyword that there is not": 'rdmaconnect.connect("peer", gid_idx=3)',
     "the name of a device as a number": 'rdmaconnect.connect("peer", device=0)',
     "a port number as text": 'rdmaconnect.connect("peer", port_num="1")',
     "a type that cannot be connected": 'rdmaconnect.connect("peer", qp_type="TCP")',
     "an option of the wrong side": 'rdmaconnect.connect("peer", share_ud=True)',
     "seconds as text": 'rdmaconnect.connect("peer", deadline_s="soon")',
+    "an option that a pool has not": 'rdmaconnect.Pool("peer", 4, max_size=8)',
+    "a connection that was not awaited": 'rdmaconnect.AsyncPool("peer").acquire().close()',
     "many from the call that makes one": 'rdmaconnect.connect("peer", count=3)',
     "one from the call that makes many": 'rdmaconnect.connect_many("peer", 3).send(b"x")',
     "regions without names": "rdmaconnect.listen(regions=[bytearray(8)])",
@@ -117,6 +135,9 @@ WRONG = {
     "an attribute of the queue pair": "use(conn.qp_num)",
     "a path before there is a peer": "use(listener.path)",
     "an option of asyncio's twin": 'await rdmaconnect.ameet("*", "peer", mtu=4096)',
+    "a transfer for its end": 'use(conn.post_send(b"x") + 1)',
+    "a view without with": "use(conn.recv_view()[0])",
+    "a transfer that was not awaited": 'use(aconn.post_send(b"x").done())',
     "an answer that was not awaited": 'use(aconn.recv().decode("ascii"))',
     "an iteration without async": "use([conn for conn in alistener])",
 }

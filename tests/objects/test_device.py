@@ -17,6 +17,7 @@ from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.agreement.options import Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
 from rdmaconnect.objects import context as device
+from rdmaconnect.objects import no_device
 from rdmaconnect.objects.context import Port
 from rdmaconnect.session import ports
 from rdmaconnect.session.ports import rank_ports, source_addresses
@@ -53,8 +54,8 @@ class Host:
         self.kernel: list[str] = []
         monkeypatch.setattr(device, "device_names", lambda: list(self.devices))
         monkeypatch.setattr(ports, "device_names", lambda: list(self.devices))
-        monkeypatch.setattr(device, "kernel_devices", lambda: self.kernel)
-        monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
+        monkeypatch.setattr(no_device, "kernel_devices", lambda: self.kernel)
+        monkeypatch.setattr(no_device, "_NODES", Path("/nowhere"))
         monkeypatch.setattr(ports, "open_device", self.open)
         monkeypatch.setattr(ports, "source_addresses", lambda host: self.sources)
 
@@ -186,8 +187,8 @@ def test_a_device_of_another_namespace_in_exclusive_mode_is_told_by_its_node(
 
     (tmp_path / "uverbs0").touch()
     (tmp_path / "rdma_cm").touch()
-    monkeypatch.setattr(device, "_NODES", tmp_path)
-    monkeypatch.setattr(device.os, "open", refuse)
+    monkeypatch.setattr(no_device, "_NODES", tmp_path)
+    monkeypatch.setattr(no_device.os, "open", refuse)
     words = host.refuses()
     assert words.startswith(f"find an RDMA device: there is none for this process. open {tmp_path}/uverbs0: ")
     assert "ibv_open_device: EPERM (1), Operation not permitted. A device cgroup or the RDMA network-namesp" in words
@@ -196,7 +197,7 @@ def test_a_device_of_another_namespace_in_exclusive_mode_is_told_by_its_node(
 
 def test_a_node_that_can_be_opened_is_no_reason(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "uverbs0").touch()
-    monkeypatch.setattr(device, "_NODES", tmp_path)
+    monkeypatch.setattr(no_device, "_NODES", tmp_path)
     assert host.refuses().startswith("find an RDMA device: there is none. Load its driver")
 
 
@@ -274,8 +275,8 @@ def test_no_library_and_no_kernel_support_come_out_as_they_are(
 def test_an_unknown_device_is_told_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.verbs, "ibv_get_device_list", lambda: (None, []))
     monkeypatch.setattr(device.verbs, "ibv_free_device_list", lambda array: None)
-    monkeypatch.setattr(device, "kernel_devices", list)
-    monkeypatch.setattr(device, "_NODES", Path("/nowhere"))
+    monkeypatch.setattr(no_device, "kernel_devices", list)
+    monkeypatch.setattr(no_device, "_NODES", Path("/nowhere"))
     with pytest.raises(DeviceError, match=r"^use device rxe9: there is no such device\. There is none\. Load its"):
         device.open_device("rxe9")
 

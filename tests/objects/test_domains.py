@@ -21,7 +21,7 @@ from software.ends import QKEY
 from rdmaconnect import verbs
 from rdmaconnect.abi import AccessFlags, CqWcFlags, MwType, QpSendOpsFlags, QpState, QpType, WcFlags, WcStatus
 from rdmaconnect.errors import DeviceError, StateError
-from rdmaconnect.objects import context as device
+from rdmaconnect.objects import no_device
 from rdmaconnect.objects.address import AddressHandle, UdAddress, path_back
 from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.completion_ex import CQEx
@@ -250,7 +250,7 @@ def test_the_library_s_own_words_are_part_of_the_error(tmp_path: Path, monkeypat
     source.write_text(STUB)
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", str(stub), str(source)], check=True, timeout=60)
     monkeypatch.setenv("RDMACONNECT_LIBIBVERBS", str(stub))
-    monkeypatch.setattr(device, "kernel_devices", lambda: ["mlx5_0"])
+    monkeypatch.setattr(no_device, "kernel_devices", lambda: ["mlx5_0"])
     verbs.use(None)
     try:
         assert len(verbs.complaints()) == 2

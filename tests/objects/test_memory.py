@@ -20,6 +20,7 @@ from places import TESTS
 from software import Software, connected
 
 import rdmaconnect
+import rdmaconnect.objects.memory
 from rdmaconnect.abi import AccessFlags, ReregMrError
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import CompletionError, LibraryError, VerbsError

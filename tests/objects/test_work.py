@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rdmaconnect.abi import AccessFlags, MwType, SendFlags, WrOpcode, ibv_ah, ibv_mr, ibv_mw, ibv_pd
 from rdmaconnect.agreement.endpoint import RemoteRegion
@@ -52,6 +54,43 @@ def test_a_plain_request_holds_what_it_was_filled_with() -> None:
     assert (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) == (0x1000, 77)
     assert request.fill(1, WrOpcode.SEND, 0x10, 0, 3).wr.contents.num_sge == 0
     assert not wr.next
+
+
+@given(st.lists(st.tuples(st.sampled_from(["inline", "plain", "own"]), st.integers(1, 3), st.booleans()), max_size=12))
+def test_what_is_filled_in_inline_is_what_the_operation_itself_writes(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever the request did before: what stays the same is not written again."""
+    request = SendRequest()
+    for wr_id, (how, length, write) in enumerate(steps, 1 << 40):
+        data, remote = bytes([wr_id % 256]) * length, REMOTE if write else None
+        opcode = WrOpcode.RDMA_WRITE if write else WrOpcode.SEND
+        if how == "plain":
+            request.fill(wr_id, opcode, 0x10, length, 3, remote=remote)
+            assert (sges(request), request.inline) == ([(0x10, length, 3)], 0)
+            continue
+        if how == "inline":
+            request.fill_inline(wr_id, opcode, data, remote=remote)
+        elif remote is not None:
+            request.rdma_write(wr_id, remote, inline=data)
+        else:
+            request.send(wr_id, inline=data)
+        wr = request.wr.contents
+        assert (wr.wr_id, wr.opcode) == (wr_id, int(opcode))
+        assert wr.send_flags == SendFlags.SIGNALED | SendFlags.INLINE
+        ((addr, size, _),) = sges(request)
+        assert ctypes.string_at(addr, size) == data
+        assert (request.inline == length) is (how == "inline")
+        if remote is not None:
+            assert (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey) == (remote.addr, remote.rkey)
+
+
+def test_what_cannot_go_inline_is_refused() -> None:
+    request = SendRequest()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="use the operation's own method"):
+            request.fill_inline(1 << 64, WrOpcode.SEND, b"x")
+        with pytest.raises(ValueError, match="use the operation's own method"):
+            request.fill_inline(1, WrOpcode.RDMA_WRITE_WITH_IMM, b"x", remote=REMOTE)
+        request.fill_inline(1, WrOpcode.SEND, b"x")
 
 
 def test_each_operation_goes_to_its_fields() -> None:

@@ -248,6 +248,7 @@ PLANS = st.builds(
     st.none()
     | st.builds(RemoteRegion, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)),
     st.booleans(),
+    st.integers(0, 2**15),
 )
 
 
@@ -396,7 +397,7 @@ def test_many_round_trips_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rounds, "MAX_BATCH", 4)
     here, there = ends()
     report, served = played(here, there, op="write", sizes=[9], iters=10)
-    asked = [Plan.unpack(data) for data in here[0].sent if data[:1] == b"\x88"]
+    asked = [Plan.unpack(data) for data in here[0].sent if data[:1] == b"\x89"]
     assert [(p.first, p.iters, p.end) for p in asked] == [(0, 4, False), (4, 4, False), (8, 2, False), (0, 1, True)]
     assert (report.rows[0].iters, served) == (10, Echoed("write", (9,), 10, 1))
 

@@ -14,6 +14,7 @@ import pytest
 from nodes import PATIENCE, Node, ours
 
 import rdmaconnect
+import rdmaconnect.session.incoming
 from rdmaconnect import CompletionError, Connection, ConnectTimeout, PeerClosed, RdmaConnectError
 
 SENT = {"connector": ("Hello", "Ready", "Proof"), "listener": ("Reply", "Proof")}

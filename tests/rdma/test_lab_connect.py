@@ -14,6 +14,8 @@ import zmq
 from nodes import NETNS, PATIENCE, Node, connected, descriptors, ours
 
 import rdmaconnect
+import rdmaconnect.objects.context
+import rdmaconnect.session.incoming
 from rdmaconnect import (
     Connection,
     ConnectTimeout,

@@ -11,6 +11,7 @@ import pytest
 from nodes import NETNS, PATIENCE, Node, connected
 
 import rdmaconnect
+import rdmaconnect.objects.context
 from rdmaconnect import CompletionError, ConnectTimeout, PeerRejected, RdmaConnectError
 from rdmaconnect.abi import Mtu
 

@@ -23,6 +23,7 @@ from test_lab_connect import wait_for_gid
 from test_negotiate import LARGE, ROCE, extra_address, lost, management
 
 import rdmaconnect
+import rdmaconnect.objects.context
 from rdmaconnect import (
     CompletionError,
     ConnectTimeout,

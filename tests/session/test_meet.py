@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from exchange_ends import PATIENCE_S, End, Heard, channels, free_port, until
+from exchange_ends import PATIENCE_S, End, Heard, channels, free_port, taken, until
 from hypothesis import given
 from samples import IDS
 from software import Software
@@ -282,7 +282,7 @@ def stranger_at(address: str, port: int) -> End:
 def test_it_takes_only_the_peer_that_it_was_told(sides: Sides, ident: bytes) -> None:
     hello = hello_of(sides)
     meeting = sides.start(0)
-    time.sleep(0.1)
+    until(lambda: taken(sides.ports[0]))
     stranger = stranger_at("127.0.0.2", sides.ports[0])
     stranger.send(encode(replace(hello, id=ident)))
     reject = decode(stranger.heard.next())
@@ -298,7 +298,7 @@ def test_it_takes_only_the_peer_that_it_was_told(sides: Sides, ident: bytes) -> 
 def test_a_refused_call_is_told_in_the_timeout(sides: Sides) -> None:
     hello = hello_of(sides)
     meeting = sides.start(0, 1.0)
-    time.sleep(0.2)
+    until(lambda: taken(sides.ports[0]))
     stranger = stranger_at("127.0.0.2", sides.ports[0])
     stranger.send(encode(hello))
     with pytest.raises(ConnectTimeout, match=r"A call of 127\.0\.0\.2 was refused: this side meets the peer at 127"):
@@ -308,7 +308,7 @@ def test_a_refused_call_is_told_in_the_timeout(sides: Sides) -> None:
 
 def test_bytes_that_are_no_message_end_their_own_connection_only(sides: Sides) -> None:
     meeting = sides.start(0)
-    time.sleep(0.2)
+    until(lambda: taken(sides.ports[0]))
     stranger = stranger_at("127.0.0.1", sides.ports[0])
     stranger.send(b"garbage")
     stranger.heard.end()

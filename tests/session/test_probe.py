@@ -36,6 +36,7 @@ from rdmaconnect.runtime.deadline import Deadline
 from rdmaconnect.session import probe
 from rdmaconnect.session.conversation import Conversation
 from rdmaconnect.session.probe import Prober, contents
+from rdmaconnect.session.transfer import Part
 
 Carry = Callable[[bytes], bytes | None]
 BASE = 0x1000
@@ -100,8 +101,8 @@ class End:
     def inbox(self) -> deque[tuple[int, int]]:
         return self.queue
 
-    def post(self, sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
-        addr, size, _ = place
+    def post(self, sent: Any, part: Part, to: Any) -> bool:
+        addr, size, _ = part.place
         memory = self.engine.mrs[0].memory
         self.sent_sizes.append(size)
         came = self.carry(bytes(memory[addr - BASE : addr - BASE + size]))
@@ -261,9 +262,9 @@ def test_over_rc_a_message_that_is_lost_with_success_is_told_at_once(clock: Cloc
     here, there = pair.sides[0][0], pair.sides[1][0]
     real = here.post
 
-    def forgetful(sent: Any, place: tuple[int, int, int], remote: Any, to: Any) -> bool:
-        done = real(sent, place, remote, to)
-        if place[1] == 16:
+    def forgetful(sent: Any, part: Part, to: Any) -> bool:
+        done = real(sent, part, to)
+        if part.place[1] == 16:
             there.queue.pop()
         return done
 

@@ -231,8 +231,10 @@ def _post_recv(qp: Qp, wr: ibv_recv_wr) -> None:
 
 
 def _wake(world: Any, qp: Qp) -> None:
-    while qp.waiters:
-        world.network.kick(qp.waiters.pop())
+    waiting = list(qp.waiters)
+    qp.waiters.clear()  # who finds no receive for the next of its messages waits anew
+    for qp_num in waiting:
+        world.network.kick(qp_num)
 
 
 # ---- shared receive queues

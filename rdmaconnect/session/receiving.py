@@ -1,0 +1,128 @@
+"""What comes over a connection: messages, and word of writes."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AbstractContextManager
+
+from ..abi import QpType
+from ..agreement.endpoint import Endpoint
+from ..errors import StateError
+from ..objects.buffer_like import BufferLike
+from ..objects.buffers import hold
+from ..runtime.deadline import Deadline
+from ..runtime.procedure import Procedure
+from .transceiver import Source
+from .waiting import Waiting
+
+__all__ = ["Receiving"]
+
+#: slot and bytes of a message
+Message = tuple[int, int]
+
+
+class Receiving(Waiting):
+    """The receiving side of :class:`~rdmaconnect.session.data_path.DataPath`."""
+
+    local: Endpoint
+    _source: Source
+
+    def _begin(self) -> None:
+        """There is a peer."""
+        self._inbox: deque[Message] = self.transceiver.inboxes[self._source]
+        self._lossy = self.local.qp_type != QpType.RC
+
+    def inbox(self) -> deque[Message]:
+        """The messages that have come."""
+        return self._inbox
+
+    def try_recv(self, deadline_s: float | None) -> bytes | None:
+        """The next message if it is there; None else."""
+        self._check(deadline_s)
+        if not self._inbox:
+            self.engine.progress()
+        return self._recv()
+
+    def recv(self, deadline_s: float | None) -> Procedure[bytes]:
+        return self._until(self._recv, Deadline(deadline_s), "recv")
+
+    def _recv(self) -> bytes | None:
+        """An attempt at it."""
+        if not self._inbox:
+            return None
+        transceiver = self.transceiver
+        with self.engine.lock:
+            message = self._message()
+            if message is None:
+                return None
+            slot, length = message
+            try:
+                return bytes(transceiver.payload(slot, length))
+            finally:
+                transceiver.repost(slot)
+
+    def _message(self) -> Message | None:
+        """Take the next message, if there is one. The engine's lock is held."""
+        inbox = self._inbox
+        while inbox:
+            message = inbox.popleft()
+            if not (self._lossy and self.conversation.is_probe(self.transceiver.payload(*message))):
+                return message
+            self.transceiver.repost(message[0])
+        return None
+
+    def recv_into(self, buffer: BufferLike, deadline_s: float | None) -> Procedure[int]:
+        self.check_open()
+        with hold(buffer) as target:
+            if target.readonly:
+                raise ValueError(f"receive into a read-only {type(buffer).__name__}: give a writable one")
+            view, room = target.view, target.length
+
+            def attempt() -> int | None:
+                if not self._inbox:
+                    return None
+                with self.engine.lock:
+                    message = self._message()
+                    if message is None:
+                        return None
+                    slot, length = message
+                    if length > room:
+                        self._inbox.appendleft(message)
+                        raise ValueError(f"receive {length} bytes: the buffer has {room}")
+                    try:
+                        view[:length] = self.transceiver.payload(slot, length)
+                    finally:
+                        self.transceiver.repost(slot)
+                    return length
+
+            return (yield from self._until(attempt, Deadline(deadline_s), "recv"))
+
+    def recv_view(self, deadline_s: float | None) -> Procedure[AbstractContextManager[memoryview]]:
+        self.check_open()
+        return (yield from self._until(self._lent, Deadline(deadline_s), "recv"))
+
+    def _lent(self) -> AbstractContextManager[memoryview] | None:
+        """An attempt at it."""
+        if not self._inbox:
+            return None
+        with self.engine.lock:
+            message = self._message()
+            return None if message is None else self.transceiver.lend(*message)
+
+    def recv_imm(self, deadline_s: float | None) -> Procedure[int]:
+        self._need("a write that is told", QpType.RC, QpType.UC)
+        return (yield from self._until(self._imm, Deadline(deadline_s), "recv_imm"))
+
+    def _imm(self) -> int | None:
+        with self.engine.lock:
+            if not self.transceiver.immediates:
+                return None
+            slot, imm = self.transceiver.immediates.popleft()
+            self.transceiver.repost(slot)
+            return imm
+
+    def _need(self, what: str, *types: QpType) -> None:
+        self.check_open()
+        if self.local.qp_type not in types:
+            words = " or ".join(map(str, types))
+            raise StateError(f"{what} over {self.local.qp_type}: this type does not have it. Connect with {words}.")
