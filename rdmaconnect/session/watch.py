@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from ..errors import RdmaConnectError
 from ..exchange import service
-from ..objects.context import Context, device_names, open_apart, open_device
+from ..objects.context import Context, device_names, one_list, open_apart, open_device
 from ..objects.sysfs import kernel_devices
 from ..runtime.fork import in_child
 from ..runtime.workers import here, namespace
@@ -114,7 +114,7 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
     """A value that was read of this host, or that is read now.
 
     Args:
-        key: what it is.
+        key: what it is; None is no value.
         names: the devices that it was read from; None for all.
         make: reads it; says too whether there is a sign of every change of it.
 
@@ -123,16 +123,18 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
     """
     where = namespace()
     with _lock:
-        watch = _current(where)
-        if watch is not None:
-            if key in watch.kept:
-                value: T = watch.kept[key]
-                return value
+        kept: T | None = _look_up(where, key)
+    if kept is not None:
+        return kept
+    with one_list():
+        with _lock:
+            watch = _current(where)
             try:
-                watch.follow(names)
+                if watch is not None:
+                    watch.follow(names)
             except (RdmaConnectError, OSError):
                 watch = None
-    value, certain = make()
+        value, certain = make()
     if watch is not None and certain:
         with _lock:
             if _watches.get(where) is watch and watch.holds():
@@ -147,15 +149,21 @@ def recalled(key: Hashable) -> Any:
     if not _lock.acquire(blocking=False):  # somebody opens devices just now
         return None
     try:
-        watch = _watches.get(namespace())
-        if watch is None or key not in watch.kept or not watch.holds():
-            return None
-        watch.used = time.monotonic()
-        return watch.kept[key]
-    except (RdmaConnectError, OSError):  # there are no devices any more
-        return None
+        return _look_up(namespace(), key)
     finally:
         _lock.release()
+
+
+def _look_up(where: int, key: Hashable) -> Any:
+    """What is kept, if nothing has changed since; else None."""
+    watch = _watches.get(where)
+    try:
+        if watch is None or key not in watch.kept or not watch.holds():
+            return None
+    except (RdmaConnectError, OSError):  # there are no devices any more
+        return None
+    watch.used = time.monotonic()
+    return watch.kept[key]
 
 
 def _current(where: int) -> _Watch | None:

@@ -164,6 +164,15 @@ def test_after_a_change_nothing_is_kept_until_it_has_settled(
     assert read_by(software, lambda: choose_ports(Options())) == {}
 
 
+def test_for_a_first_connection_devices_are_listed_once(software: Software) -> None:
+    watch.forget()
+    before = Counter(software.calls)
+    choose_ports(Options(), "127.0.0.1")
+    # and once more to see that nothing has changed meanwhile, where sysfs does not tell
+    assert (Counter(software.calls) - before)["ibv_get_device_list"] <= 3
+    assert software.alive["device_list"] == 0
+
+
 def test_what_changes_while_it_is_read_is_not_kept(software: Software, quick: None) -> None:
     hook = software.on("ibv_query_port", times=1, after=lambda call: setattr(software.devices[0].ports[0], "lid", 3))
     with hook:
@@ -288,7 +297,7 @@ def test_each_link_address_and_route_that_changes_is_seen_at_once(software: Soft
     route = struct.pack("=BBBBBBBBI", socket.AF_INET, 24, 0, 0, 254, 3, 0, 1, 0)
     route += attribute(1, bytes([192, 0, 2, 0])) + attribute(4, struct.pack("=I", LO))
     steps = ((RTM_NEWLINK, up), (RTM_NEWADDR, address), (RTM_NEWADDR, v6), (RTM_NEWROUTE, route))
-    numbers = count()
+    numbers = count(1)
 
     def read() -> int:
         return watch.recall("number", (), lambda: (next(numbers), True))
