@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from operator import attrgetter
-from typing import Any
 
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
@@ -231,17 +230,20 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
     slots = [index for index, key in enumerate(port.pkeys) if key & 0x7FFF == agreement.pkey]
     if not slots:
         raise RemoteProtocolError(f"agree: the peer chose P_Key {agreement.pkey:#06x}, which {port} does not have.")
-    grh: dict[str, Any] = {}
-    if mine is not None and theirs is not None:
-        grh = {
-            "is_global": 1,
-            "dgid": theirs.gid.raw,
-            "sgid_index": mine.gid_index,
-            "flow_label": agreement.flow_label,
-            "hop_limit": options.hop_limit,
-            "traffic_class": agreement.traffic_class,
-        }
-    ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl, **grh)
+    if mine is None or theirs is None:
+        ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl)
+    else:
+        ah_attr = AhAttr(
+            port_num=port.port_num,
+            dlid=remote.port.lid,
+            sl=agreement.sl,
+            is_global=1,
+            dgid=theirs.gid.raw,
+            sgid_index=mine.gid_index,
+            flow_label=agreement.flow_label,
+            hop_limit=options.hop_limit,
+            traffic_class=agreement.traffic_class,
+        )
     return Path(
         port_num=port.port_num,
         pkey_index=max(slots, key=lambda index: port.pkeys[index]),  # two limited members could not talk

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,7 +22,7 @@ from .owned import Owned, exclusive
 from .port import Port
 from .sysfs import gid_attribute
 
-__all__ = ["Context", "GidSlot", "Port", "device_names", "open_apart", "open_device"]
+__all__ = ["Context", "GidSlot", "Port", "device_names", "one_list", "open_apart", "open_device"]
 
 
 class _Device(Owned):
@@ -301,14 +301,35 @@ over_fork(lambda: _lock.acquire(), lambda: _lock.release())
 in_child(_forked)
 
 
+#: the list that a thread holds (:func:`one_list`)
+_held = threading.local()
+
+
 @contextmanager
 def _device_list() -> Iterator[dict[str, tuple[object, str]]]:
     """name -> (pointer, uverbs node's name), while the list is held."""
+    held: dict[str, tuple[object, str]] | None = getattr(_held, "devices", None)
+    if held is not None:
+        yield held
+        return
     array, devices = verbs.ibv_get_device_list()
     try:
         yield {verbs.ibv_get_device_name(d): (d, d.contents.dev_name.decode()) for d in devices}
     finally:
         verbs.ibv_free_device_list(array)
+
+
+@contextmanager
+def one_list() -> Iterator[None]:
+    """Whatever this thread does with devices meanwhile, they are listed once: that takes longer than to open one."""
+    before = getattr(_held, "devices", None)
+    with ExitStack() as stack:
+        with suppress(LibraryError, VerbsError):  # who asks for it is told
+            _held.devices = stack.enter_context(_device_list())
+        try:
+            yield
+        finally:
+            _held.devices = before
 
 
 def device_names() -> list[str]:

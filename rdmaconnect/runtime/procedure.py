@@ -25,7 +25,7 @@ from .deadline import Deadline, wait_ready
 from .wakeup import Signal, lend_waker, return_waker
 from .workers import here
 
-__all__ = ["Call", "Interrupt", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
+__all__ = ["Call", "Errand", "Interrupt", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
 
 T = TypeVar("T")
 
@@ -75,10 +75,11 @@ class Call:
 Procedure = Generator["Wait | Call", Any, T]
 
 
-class _Errand:
-    """A call that a worker makes for a procedure, which may go on without it."""
+class Errand:
+    """A call that a worker makes for a procedure, which may go on without it; ``changed`` when ``future`` is there."""
 
     def __init__(self, call: Call) -> None:
+        self.changed = Signal()
         self._call, self._lock = call, threading.Lock()
         self._over = self._given_up = False
         try:
@@ -88,6 +89,7 @@ class _Errand:
                 call.finally_()
             raise
         self.future.add_done_callback(self._end)
+        self.future.add_done_callback(lambda _: self.changed.notify())
 
     def _end(self, future: Future[Any]) -> None:
         with self._lock:
@@ -269,12 +271,10 @@ def _do(call: Call, interrupt: Interrupt | None = None) -> Any:
         finally:
             if call.finally_ is not None:
                 call.finally_()
-    errand = _Errand(call)
-    done = Signal()
+    errand = Errand(call)
     try:
-        errand.future.add_done_callback(lambda _: done.notify())
         while not errand.future.done():
-            _sleep(Wait(call.deadline, changes=((done, 0),)), interrupt)
+            _sleep(Wait(call.deadline, changes=((errand.changed, 0),)), interrupt)
             if not errand.future.done():
                 call.deadline.check(call.stage)
         return errand.future.result()
@@ -313,7 +313,7 @@ async def call_apart(function: Callable[[], T]) -> T:
 
 
 async def _in_worker(call: Call) -> Any:
-    errand = _Errand(call)
+    errand = Errand(call)
     done = _woken_by(errand.future.add_done_callback)
     try:
         while not errand.future.done():

@@ -201,7 +201,8 @@ def try_candidate(
     via: End | None,
 ) -> Procedure[list[End]]:
     """Prepare, attempt, prove, by the way that is tried now."""
-    prepared = via.prepared if via else (yield prepare(partial(fallback.prepare, count), deadline))
+    making = prepare(partial(fallback.prepare, count), deadline)
+    prepared = via.prepared if via else (yield from outgoing.meanwhile(making, deadline))
     prepared.lend()
     try:
         all_established = yield from _attempt(outgoing, prepared, terms, fallback, deadline)

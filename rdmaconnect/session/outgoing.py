@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import AuthenticationError, PeerClosed, PeerRejected, RdmaConnectError
 from ..exchange.channel import Channel
@@ -15,7 +16,8 @@ from ..protocol.codec import MAX_FRAME
 from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello, Question
 from ..runtime.deadline import Deadline
-from ..runtime.procedure import Procedure, Wait
+from ..runtime.procedure import Call, Errand, Procedure, Wait
+from ..runtime.wakeup import Signal
 from .conversation import Conversation
 from .trace import Trace
 
@@ -47,7 +49,9 @@ class Outgoing:
         self._channel: Channel | None = None
         self._ended: RdmaConnectError | None = None
         self._conversation: Conversation | None = None
+        #: the last one, and whether it is still at it
         self._dial: Dial | None = None
+        self._dialling = False
         self._broken_off = 0
         self._pause_s = _PAUSE_S
         self._seen = ""
@@ -92,20 +96,65 @@ class Outgoing:
             ConnectTimeout: says what was seen at each address.
             VerbsError: EMFILE, ENFILE.
         """
-        if self._channel is not None and self._ended is None:
-            return self._channel
-        dial = self._dial = Dial(self.addresses, time.monotonic())
         try:
-            while (tcp := dial.advance(time.monotonic())) is None:
+            while (channel := self._dialled()) is None:
                 if deadline.left_s <= 0:
                     raise deadline.exceeded("connect: reach the listener", self.seen())
-                due_ms = max(1, round(min(dial.due_s(time.monotonic()), 1.0) * 1000))
-                yield Wait(deadline, writable=tuple(dial.filenos()), slice_ms=due_ms)
+                yield self._wait(deadline)
         finally:
-            dial.close()
-        self._ended = None  # before there is anything that can end
-        channel = self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+            self._hang_on()
         return channel
+
+    def meanwhile(self, call: Call, deadline: Deadline) -> Procedure[Any]:
+        """Have something done, and dial until that is over: who is there has greeted when there is something to say.
+
+        Returns:
+            The call's result; it raises its exception. That nobody is reached is for :meth:`reach` to say.
+        """
+        errand = Errand(call)
+        try:
+            while not errand.future.done():
+                deadline.check(call.stage)
+                try:
+                    there = self._dialled() is not None
+                except RdmaConnectError:  # no descriptors
+                    there = True
+                yield Wait(deadline, changes=((errand.changed, 0),)) if there else self._wait(deadline, errand.changed)
+            return errand.future.result()
+        except BaseException:
+            errand.give_up()
+            raise
+
+    def _dialled(self) -> Channel | None:
+        """The channel, if there is one; what is due for one is done."""
+        if self._channel is not None and self._ended is None:
+            return self._channel
+        now = time.monotonic()
+        if self._dial is None or not self._dialling:
+            self._dial, self._dialling = Dial(self.addresses, now), True
+        try:
+            tcp = self._dial.advance(now)
+        except BaseException:  # it is closed
+            self._dialling = False
+            raise
+        if tcp is None:
+            return None
+        self._dialling, self._ended = False, None  # before there is anything that can end
+        self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+        return self._channel
+
+    def _wait(self, deadline: Deadline, *others: Signal) -> Wait:
+        """For what dialling waits for, and for other things."""
+        assert self._dial is not None
+        due_ms = max(1, round(min(self._dial.due_s(time.monotonic()), 1.0) * 1000))
+        changes = tuple((signal, 0) for signal in others)
+        return Wait(deadline, changes=changes, writable=tuple(self._dial.filenos()), slice_ms=due_ms)
+
+    def _hang_on(self) -> None:
+        """Dial no more for now."""
+        self._dialling = False
+        if self._dial is not None:
+            self._dial.close()
 
     def ask(self, hello: Asks, trace: Trace, deadline: Deadline) -> Procedure[Conversation]:
         """Say hello until the listener replies.

@@ -162,8 +162,8 @@ def _choose(options: Options, sources: Sequence[Gid]) -> tuple[Choice, bool]:
         )
     here = [pair for pair in found if pair[0][2]] or found  # others belong to another network namespace
     best = [port for _, port in sorted(here, key=lambda pair: pair[0], reverse=True)]
-    # of a port whose network device is elsewhere, or of a device that cannot be opened, there are not all signs
-    certain = len(attrs) == len(names) and all(merit[2] for merit, _ in found)
+    # the MTU of a port whose network device is elsewhere may change without a sign, and so may the rights to a device
+    certain = len(attrs) == len(names) and all(merit[2] for merit, _ in here)
     return Choice(tuple(best), tuple(_addresses(best, attrs, options)), certain), certain
 
 

@@ -30,10 +30,10 @@ from typing import Any, TypeVar
 
 from ..errors import RdmaConnectError
 from ..exchange import service
-from ..objects.context import Context, device_names, open_apart, open_device
+from ..objects.context import Context, device_names, one_list, open_apart, open_device
 from ..objects.sysfs import kernel_devices
 from ..runtime.fork import in_child
-from ..runtime.workers import namespace
+from ..runtime.workers import here, namespace
 from ..verbs import library
 
 __all__ = ["forget", "recall", "recalled"]
@@ -55,6 +55,7 @@ class _Watch:
     def __init__(self) -> None:
         self.kept: dict[Hashable, Any] = {}
         self.used = time.monotonic()
+        self._names = {*device_names()}  # first: without the library there is nothing to watch, on any system
         self._events: dict[str, Context] = {}
         #: so that the next connection finds them open
         self._kept_open: list[Context] = []
@@ -63,7 +64,6 @@ class _Watch:
         try:
             self._socket.bind((0, _GROUPS))
             self._poll.register(self._socket, select.POLLIN)
-            self._names = {*device_names()}
             self._sysfs = {*os.listdir(_INTERFACES)} >= {name for _, name in socket.if_nameindex()}
             self._devices = self._list()
         except BaseException:
@@ -114,7 +114,7 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
     """A value that was read of this host, or that is read now.
 
     Args:
-        key: what it is.
+        key: what it is; None is no value.
         names: the devices that it was read from; None for all.
         make: reads it; says too whether there is a sign of every change of it.
 
@@ -123,16 +123,18 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
     """
     where = namespace()
     with _lock:
-        watch = _current(where)
-        if watch is not None:
-            if key in watch.kept:
-                value: T = watch.kept[key]
-                return value
+        kept: T | None = _look_up(where, key)
+    if kept is not None:
+        return kept
+    with one_list():
+        with _lock:
+            watch = _current(where)
             try:
-                watch.follow(names)
+                if watch is not None:
+                    watch.follow(names)
             except (RdmaConnectError, OSError):
                 watch = None
-    value, certain = make()
+        value, certain = make()
     if watch is not None and certain:
         with _lock:
             if _watches.get(where) is watch and watch.holds():
@@ -147,15 +149,21 @@ def recalled(key: Hashable) -> Any:
     if not _lock.acquire(blocking=False):  # somebody opens devices just now
         return None
     try:
-        watch = _watches.get(namespace())
-        if watch is None or key not in watch.kept or not watch.holds():
-            return None
-        watch.used = time.monotonic()
-        return watch.kept[key]
-    except (RdmaConnectError, OSError):  # there are no devices any more
-        return None
+        return _look_up(namespace(), key)
     finally:
         _lock.release()
+
+
+def _look_up(where: int, key: Hashable) -> Any:
+    """What is kept, if nothing has changed since; else None."""
+    watch = _watches.get(where)
+    try:
+        if watch is None or key not in watch.kept or not watch.holds():
+            return None
+    except (RdmaConnectError, OSError):  # there are no devices any more
+        return None
+    watch.used = time.monotonic()
+    return watch.kept[key]
 
 
 def _current(where: int) -> _Watch | None:
@@ -200,8 +208,9 @@ def _look(where: int) -> None:
         left = 0.0 if watch is None else watch.used + IDLE_S - time.monotonic()
         if left > 0:
             _look_later(where, left)
-        else:
-            _drop(where)
+        elif watch is not None:
+            here().submit(watch.close)  # to close a device may take a while
+            del _watches[where]
     finally:
         _lock.release()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -14,7 +15,8 @@ from exchange_ends import PATIENCE_S, channels, free_port, place, raw_listener, 
 from software import Software
 
 import rdmaconnect
-from rdmaconnect.errors import AuthenticationError, ConnectTimeout, RemoteProtocolError
+from rdmaconnect.errors import AuthenticationError, ConnectTimeout, RemoteProtocolError, VerbsError
+from rdmaconnect.exchange.dial import Dial
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nServer: nginx\r\nContent-Length: 157\r\nConnection: close\r\n\r\n<html>"
 
@@ -227,3 +229,69 @@ def test_another_key_cannot_take_a_connections_place(tmp_path: Any) -> None:
         assert there.recv() == b"mine"
         for end in (here, there, other, second):
             end.close()
+
+
+# ---- dialled while the queue pair is made
+
+
+def test_the_listener_is_dialled_while_the_queue_pair_is_made(software: Software, threads: ThreadPoolExecutor) -> None:
+    with software.on("ibv_create_qp", delay=0.5), place(max_frame=1 << 16) as where:
+        connecting = threads.submit(rdmaconnect.connect, where.url, deadline_s=1)
+        before = time.monotonic()
+        end = where.next()
+        until(lambda: end.channel.greeted)
+        assert time.monotonic() - before < 0.4
+        assert end.heard.all() == []
+        assert b"hello" in end.heard.next()
+        assert time.monotonic() - before > 0.4
+        with pytest.raises(ConnectTimeout):
+            connecting.result(PATIENCE_S)
+
+
+def test_what_this_host_cannot_is_told_at_once_though_nobody_listens(software: Software) -> None:
+    with software.on("ibv_create_qp", fail=errno.ENOMEM, delay=0.2):
+        before = time.monotonic()
+        with pytest.raises(VerbsError, match="ibv_create_qp: ENOMEM"):
+            rdmaconnect.connect(f"127.0.0.1:{free_port()}", deadline_s=PATIENCE_S)
+        assert time.monotonic() - before < 2
+
+
+@pytest.mark.parametrize("always", [True, False], ids=["always", "once"])
+def test_a_dial_that_lacks_a_descriptor_is_tried_again_before_that_is_told(
+    monkeypatch: pytest.MonkeyPatch, always: bool, threads: ThreadPoolExecutor
+) -> None:
+    real, tried = Dial.advance, []
+
+    def advance(self: Dial, now: float) -> Any:
+        tried.append(now)
+        if always or len(tried) == 1:
+            self.close()
+            raise VerbsError("socket", errno.EMFILE, "connect to 127.0.0.1")
+        return real(self, now)
+
+    monkeypatch.setattr(Dial, "advance", advance)
+    with rdmaconnect.listen("127.0.0.1:0") as listener:
+        if always:
+            with pytest.raises(VerbsError, match="socket: EMFILE"):
+                rdmaconnect.connect(listener.url, deadline_s=PATIENCE_S)
+            return
+        accepting = threads.submit(listener.accept, deadline_s=PATIENCE_S)
+        with rdmaconnect.connect(listener.url, deadline_s=PATIENCE_S), accepting.result(PATIENCE_S):
+            pass
+
+
+def test_one_that_hung_up_while_the_queue_pair_was_made_is_dialled_anew(
+    software: Software, threads: ThreadPoolExecutor
+) -> None:
+    port = free_port()
+    with software.on("ibv_create_qp", delay=0.5, times=1):
+        with place(f"tcp://127.0.0.1:{port}") as where:
+            connecting = threads.submit(rdmaconnect.connect, f"127.0.0.1:{port}", deadline_s=PATIENCE_S)
+            where.next()
+        with (
+            rdmaconnect.listen(f"127.0.0.1:{port}") as listener,
+            listener.accept(deadline_s=PATIENCE_S) as there,
+            connecting.result(PATIENCE_S) as here,
+        ):
+            here.send(b"after all")
+            assert there.recv() == b"after all"

@@ -76,7 +76,7 @@ def test_what_is_kept_goes_when_nobody_asks(software: Software, pairs: Any, monk
     monkeypatch.setattr(watch, "IDLE_S", 0.1)
     pairs()
     assert until(lambda: not watch._watches)
-    assert software.alive["context"] == 0
+    assert until(lambda: software.alive["context"] == 0)
     assert read_by(software, pairs)
 
 
@@ -164,6 +164,15 @@ def test_after_a_change_nothing_is_kept_until_it_has_settled(
     assert read_by(software, lambda: choose_ports(Options())) == {}
 
 
+def test_for_a_first_connection_devices_are_listed_once(software: Software) -> None:
+    watch.forget()
+    before = Counter(software.calls)
+    choose_ports(Options(), "127.0.0.1")
+    # and once more to see that nothing has changed meanwhile, where sysfs does not tell
+    assert (Counter(software.calls) - before)["ibv_get_device_list"] <= 3
+    assert software.alive["device_list"] == 0
+
+
 def test_what_changes_while_it_is_read_is_not_kept(software: Software, quick: None) -> None:
     hook = software.on("ibv_query_port", times=1, after=lambda call: setattr(software.devices[0].ports[0], "lid", 3))
     with hook:
@@ -179,6 +188,15 @@ def test_the_applications_own_events_stay_its_own(software: Software) -> None:
         event = context.events.take()
         assert event is not None
         assert event.event_type is EventType.SM_CHANGE
+
+
+def test_a_device_of_another_namespace_beside_the_one_that_is_used_is_watched_too(quick: None) -> None:
+    far, near = (Device(name, [Port(gids=[gid])]) for name, gid in (("far", "192.0.2.1"), ("near", "127.0.0.1")))
+    with Software([far, near]) as software:
+        assert [port.device for port in choose_ports(Options()).ports] == ["near"]
+        assert read_by(software, lambda: choose_ports(Options())) == {}
+        far.ports[0].gids = ["127.0.0.2"]
+        assert {port.device for port in choose_ports(Options()).ports} == {"near", "far"}
 
 
 def test_of_ports_whose_network_device_is_elsewhere_nothing_is_kept() -> None:
@@ -279,7 +297,7 @@ def test_each_link_address_and_route_that_changes_is_seen_at_once(software: Soft
     route = struct.pack("=BBBBBBBBI", socket.AF_INET, 24, 0, 0, 254, 3, 0, 1, 0)
     route += attribute(1, bytes([192, 0, 2, 0])) + attribute(4, struct.pack("=I", LO))
     steps = ((RTM_NEWLINK, up), (RTM_NEWADDR, address), (RTM_NEWADDR, v6), (RTM_NEWROUTE, route))
-    numbers = count()
+    numbers = count(1)
 
     def read() -> int:
         return watch.recall("number", (), lambda: (next(numbers), True))
