@@ -13,6 +13,7 @@ from ..objects.memory import MR
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, arun, run
 from .end import End
+from .posting import Work
 from .transfer import Piece, Sent
 
 __all__ = ["AsyncBatch", "AsyncTransfer", "Batch", "Transfer"]
@@ -96,13 +97,18 @@ class _Gathered(Generic[T]):
         offset: int = 0,
         imm: int | None = None,
     ) -> Procedure[T]:
-        if region is None:
-            self._end.check_open()
-            sent = yield from self._end.posting(self._deadline, WrOpcode.SEND, data, into=self._work)
+        end = self._end
+        end.check_open()
+        work: Work = (WrOpcode.SEND, data, None, 0, None)
+        if region is not None:
+            work = end.writing(data, region, offset, imm)
+        piece = end.piece(*work)
+        if piece is None:
+            sent = yield from end.posting(self._deadline, *work, into=self._work)
         else:
-            work = self._end.writing(data, region, offset, imm)
-            sent = yield from self._end.posting(self._deadline, *work, into=self._work)
-        return self._kind(self._end, sent)
+            sent = piece.sent
+            yield from end.add(piece, self._deadline, self._work)
+        return self._kind(end, sent)
 
     def _add_read(
         self, buffer: BufferLike | MR, region: RemoteRegion | str, length: int | None, offset: int

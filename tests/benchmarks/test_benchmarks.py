@@ -107,7 +107,12 @@ class Sides:
             thread.submit(self.listen.obey, "close", [])
             self.connect.obey("close", [])
         for side in (self.listen, self.connect):
-            for end in (*side.listeners.values(), side.playing, side.object and side.object.kept, side.listener):
+            for end in (
+                *side.listeners.values(),
+                *side.playing.values(),
+                side.object and side.object.kept,
+                side.listener,
+            ):
                 if end is not None:
                     end.close()
 
