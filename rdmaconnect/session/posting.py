@@ -87,7 +87,7 @@ class Posting(Receiving):
             length = len(data)
             if not 0 < length <= self._stage_size:
                 return None
-            target = None if region is None else region.slice(offset, length)
+            target = None if region is None else _target(region, offset, length)
             sent = Sent(opcode, length)
             if length > self._inline:
                 return self._try_staged(sent, data, target)
@@ -352,11 +352,11 @@ class Posting(Receiving):
         return f"{takes}. Give the peer a larger recv_size{other_way}."
 
 
-def _target(region: RemoteRegion, offset: int, length: int, imm: int | None) -> RemoteRegion:
-    """Where a write goes."""
+def _target(region: RemoteRegion, offset: int, length: int, imm: int | None = None) -> RemoteRegion:
+    """Where a write goes; it may be longer than that."""
     if imm is not None and not (length and 0 <= imm < 1 << 32):
         raise ValueError(f"write {length} bytes with imm {imm}: give at least one byte, and 32 bits")
-    return region.slice(offset, length)
+    return region if offset == 0 and length <= region.length else region.slice(offset, length)
 
 
 def _held(data: BufferLike | MR) -> AbstractContextManager[MR | Buffer]:
