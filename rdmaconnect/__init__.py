@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .session.connection import Connection
     from .session.listen import AsyncListener, Listener, alisten, listen
     from .session.meet import ameet, meet
+    from .session.pool import AsyncPool, Pool
     from .session.posted import AsyncBatch, AsyncTransfer, Batch, Transfer
     from .session.terms import BaseOptions, ConnectOptions, ListenOptions
     from .session.trace import Mark
@@ -62,6 +63,7 @@ __all__ = [
     "AsyncBatch",
     "AsyncConnection",
     "AsyncListener",
+    "AsyncPool",
     "AsyncTransfer",
     "AuthenticationError",
     "BaseOptions",
@@ -88,6 +90,7 @@ __all__ = [
     "PeerClosed",
     "PeerMismatch",
     "PeerRejected",
+    "Pool",
     "PortAddress",
     "PostError",
     "ProtocolError",
@@ -131,6 +134,7 @@ if not TYPE_CHECKING:  # with these in sight, a type checker would take any name
         "session.connection": "Connection",
         "session.listen": "AsyncListener Listener alisten listen",
         "session.meet": "ameet meet",
+        "session.pool": "AsyncPool Pool",
         "session.posted": "AsyncBatch AsyncTransfer Batch Transfer",
         "session.terms": "BaseOptions ConnectOptions ListenOptions",
         "session.trace": "Mark",

@@ -242,10 +242,13 @@ _INLINE = {
 """`name`, or `name=field` where the field is not the name without `ibv_`."""
 
 
+_TYPES = scope(STRUCTS)
+
+
 @cache
 def _declaration(text: str) -> Declaration:
     """What a prototype declares, read when it is first asked for: a program calls few of them."""
-    (found,) = declarations(f"{text};", scope(STRUCTS))
+    (found,) = declarations(f"{text};", _TYPES)
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import repeat
 from operator import attrgetter
+from typing import Any
 
 from ..abi import AccessFlags, LinkLayer, Mtu, QpType
 from ..errors import PeerMismatch, RemoteProtocolError
@@ -135,7 +136,7 @@ class Path:
 
     def because(self, words: tuple[str, ...]) -> Path:
         """The same path with more said on why."""
-        return replace(self, why=self.why + words)
+        return replace(self, why=self.why + words) if words else self
 
     def toward(self, local: Endpoint, remote: Endpoint) -> Path:
         """The same path for another pair of queue pairs on the same two ports."""
@@ -230,17 +231,17 @@ def make_path(local: Endpoint, remote: Endpoint, agreement: Agreement, options: 
     slots = [index for index, key in enumerate(port.pkeys) if key & 0x7FFF == agreement.pkey]
     if not slots:
         raise RemoteProtocolError(f"agree: the peer chose P_Key {agreement.pkey:#06x}, which {port} does not have.")
-    ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl)
+    grh: dict[str, Any] = {}
     if mine is not None and theirs is not None:
-        ah_attr = replace(
-            ah_attr,
-            is_global=1,
-            dgid=theirs.gid.raw,
-            sgid_index=mine.gid_index,
-            flow_label=agreement.flow_label,
-            hop_limit=options.hop_limit,
-            traffic_class=agreement.traffic_class,
-        )
+        grh = {
+            "is_global": 1,
+            "dgid": theirs.gid.raw,
+            "sgid_index": mine.gid_index,
+            "flow_label": agreement.flow_label,
+            "hop_limit": options.hop_limit,
+            "traffic_class": agreement.traffic_class,
+        }
+    ah_attr = AhAttr(port_num=port.port_num, dlid=remote.port.lid, sl=agreement.sl, **grh)
     return Path(
         port_num=port.port_num,
         pkey_index=max(slots, key=lambda index: port.pkeys[index]),  # two limited members could not talk

@@ -1,1 +1,1 @@
-"""What touches the network: frames between two hosts over ZeroMQ."""
+"""What touches the network: frames between two hosts, as ZeroMQ speaks."""

@@ -6,17 +6,20 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from typing import Protocol
 
 from ..errors import PeerClosed, RdmaConnectError, RemoteProtocolError, StateError, VerbsError
 from ..runtime.fork import in_child
-from . import alive, link, long_frames, service
+from . import alive, long_frames, service
 from .budget import BYTES, Budget
+from .carried import Carried
 from .curve import Keys
-from .link import Link
-from .relay import Pump, drain_and_close
+from .link import LINGER_MS, SEND_QUEUE, Link
+from .plain import Plain
+from .relay import Outlet, Pump
 from .tcp import peer_of
 from .verdicts import foreign, why_over
 from .zmtp import Filter, ZmtpError
@@ -29,8 +32,8 @@ log = logging.getLogger("rdmaconnect")
 SMALL_FRAME = 64 * 1024
 #: frames of one peer that are taken in one go, and the pause after that, seconds
 _AT_ONCE, _PAUSE_S = 32, 0.01
-#: seconds that ZeroMQ may take to connect to this process; and between a greeting that does not fit and the end
-_ARRIVAL_S, _PARTING_S = 5.0, 0.1
+#: seconds between a greeting that does not fit and the end
+_PARTING_S = 0.1
 #: what ZeroMQ and CURVE add to a frame, at most, bytes
 _OVERHEAD = 64
 
@@ -87,10 +90,13 @@ class Channel:
         self._tcp, self._keys, self._listens, self._domain = tcp, keys, listens, domain
         self.max_frame, self.heard = max_frame, time.monotonic()
         self._filter = Filter(b"CURVE" if keys else b"NULL", listens, max_frame)
-        self._link: Link | None = None
-        self._local: socket.socket | None = None
+        self._plain: Plain | None = None
+        self._line: Plain | Carried | None = None
+        #: whether what is sent can go out: the handshake is over, or ZeroMQ has come, which sees to that
+        self._there = False
+        #: whether who sends may do so itself, and how many frames the service thread has yet to take
+        self._direct, self._queued, self._lock = False, 0, threading.Lock()
         self._inward: Pump | None = None
-        self._outward: Pump | None = None
         self._unsent: deque[bytes] = deque()
         self._verdict: RdmaConnectError | None = None
         self._budget = Budget(self.heard)
@@ -122,10 +128,18 @@ class Channel:
             StateError: in a process other than the one that made the channel.
         """
         self._check_process()
-        service.soon(self._send, frame)
+        with self._lock:
+            # not in the main thread, where a signal's handler may raise between what is sent and what is kept
+            direct = self._direct and not self._queued and threading.current_thread() is not threading.main_thread()
+            if not direct:
+                self._queued += 1
+                service.soon(self._take, frame)
+        if direct and self._plain is not None and not self._plain.send(frame):
+            service.soon(self._does_not_read)
 
     def close(self) -> None:
         """Close; what was sent still has a second to go out. The receiver is told nothing more. Twice is fine."""
+        self._direct = False
         if self._pid == os.getpid():
             service.soon(self._close)
 
@@ -157,85 +171,78 @@ class Channel:
         self._inward.start()
 
     def _join(self) -> None:
-        """Let ZeroMQ in: only now it costs more than one descriptor."""
+        """Speak; where there are keys, let ZeroMQ in: only now it costs more than one descriptor."""
+        if self._keys is None:
+            outlet = Outlet(self._loop, self._tcp, SEND_QUEUE, self.hung_up)
+            self._line = self._plain = Plain(self._filter, outlet)
+            return
         try:
-            self._link = Link(self.max_frame, self._keys, self._listens, self._domain)
+            made = Link(self.max_frame, self._keys, self._listens, self._domain)
         except RdmaConnectError as e:
             self._end(e)
-            return
         except OSError as e:
             self._end(VerbsError("zmq_socket", e.errno or 0, "open an exchange"))
-            return
-        assert self._link.ear is not None
-        self._loop.add_reader(self._link.ear.fileno(), self._arrived)
-        self._loop.add_reader(self._link.fd, self._readable)
-        self._loop.call_later(_ARRIVAL_S, self._missed)
+        else:
+            self._line = Carried(self._loop, self._tcp, made, self)
 
-    def _missed(self) -> None:
-        if self._local is None and self._link is not None:
-            try:
-                link.check_descriptors(2, "open an exchange")  # without one ZeroMQ gives up, and says nothing
-            except VerbsError as e:
-                self._end(e)
-            else:
-                self._end(StateError("open an exchange: ZeroMQ did not come to it within 5 s."))
-
-    def _arrived(self) -> None:
-        assert self._link is not None
-        ear = self._link.ear
-        assert ear is not None
-        try:
-            local = self._link.accept()
-        except OSError as e:
-            self._end(VerbsError("accept", e.errno or 0, "open an exchange"))
-            return
-        if local is None:
-            return
-        self._loop.remove_reader(ear.fileno())
-        self._link.close_ear()
-        self._local = local
-        self._outward = Pump(self._loop, local, self._tcp, self._link_is_done, bytes)
-        self._outward.start()
+    def came(self, local: socket.socket) -> None:
+        """ZeroMQ has come."""
         if self._inward is not None:
             self._inward.attach(local)
+        self._go_out()
+
+    def _go_out(self) -> None:
+        """From here on what is sent goes out, and first what was sent before."""
+        self._there = True
         while self._unsent and not self.closing:
             self._send(self._unsent.popleft())
         if self.closing:
             self._hang_up()
+        else:
+            self._direct = self._plain is not None
 
     def _checked(self, data: bytes) -> bytes:
         """What of the peer's bytes may go on to ZeroMQ."""
+        assert self._inward is not None
         try:
             passed = self._filter.take(data)
         except ZmtpError as e:
             # this side's own greeting, which says how it is protected, is let out before
             self._verdict = foreign(e, self._listens)
             self._loop.call_later(_PARTING_S, self._end, self._verdict)
-            assert self._inward is not None
             self._inward.discarding = True
             passed = e.passed
         if self.closing and self._filter.shaken:
-            assert self._inward is not None
             self._inward.discarding = True
-        elif self._link is None and passed and not self.closing:
+        elif self._line is None and passed and not self.closing:
             self._join()
         self.heard = time.monotonic()
         if self._filter.unread > SMALL_FRAME + _OVERHEAD and not long_frames.begin(self):
-            assert self._inward is not None
             self._inward.hold()
-        return passed
+        if self._plain is None:
+            return passed
+        self._read(self._plain)
+        return b""
 
-    def _readable(self) -> None:
+    def _read(self, plain: Plain) -> None:
+        """Bytes of a peer have come of which ZeroMQ is not to know."""
+        if self._filter.shaken and not self._there:
+            self._go_out()
+        if self._filter.pings:
+            self.charge(plain.answer_pings())
+        self.readable()
+        if self._filter.refused:
+            self._end(self._why())
+
+    def readable(self) -> None:
         """Frames may have come."""
-        if self._link is None or self._paused or self._ended:
-            return
         for _ in range(_AT_ONCE):
-            taken = self._link.recv()
+            if self._line is None or self._paused or self._ended or self.closing:
+                return
+            taken = self._line.recv()
             if taken is None:
                 return
             self._took(*taken)
-            if self._link is None or self._ended:
-                return
             self.charge(1 + len(taken[0]) / BYTES)
             if self._paused:
                 return
@@ -263,7 +270,7 @@ class Channel:
         self._paused = False
         _resting.discard(self)
         self.read_on()
-        self._readable()
+        self.readable()
 
     @property
     def over(self) -> bool:
@@ -286,27 +293,35 @@ class Channel:
             self._rest(rest_s * (len(_resting) + 1))
         long_frames.end(self)
 
+    def _take(self, frame: bytes) -> None:
+        self._send(frame)
+        with self._lock:
+            self._queued -= 1
+
+    def _does_not_read(self) -> None:
+        self._end(PeerClosed(f"the peer at {self.address} does not read what is sent to it."))
+
     def _send(self, frame: bytes) -> None:
         if self._ended or self.closing:
             return
-        if self._local is None:
+        if not self._there:
             self._unsent.append(frame)
             return
-        assert self._link is not None
-        if not self._link.send(frame):
-            self._end(PeerClosed(f"the peer at {self.address} does not read what is sent to it."))
-        elif self._link.waiting:
-            self._readable()
+        assert self._line is not None
+        if not self._line.send(frame):
+            self._does_not_read()
+        elif self._line.waiting:
+            self.readable()
 
     def _peer_is_done(self, pump: Pump) -> None:
         """The TCP connection ended, and ZeroMQ has been given all that came before."""
-        if self._local is None:
+        if self._plain is not None or not self._there:
             self._end(self._why())
-        elif self._outward is not None and self._outward.over:
+        if self._line is not None and self._line.over:
             self.finish()
 
-    def _link_is_done(self, pump: Pump) -> None:
-        """ZeroMQ has closed its end: it was told to, or the peer is gone, or broke its protocol."""
+    def hung_up(self) -> None:
+        """All has gone out, or ZeroMQ has closed its end: told to, or since the peer is gone or broke its protocol."""
         if not self.closing:
             self._end(self._why())
         elif self._inward is None or self._inward.over:
@@ -314,25 +329,26 @@ class Channel:
 
     def _why(self) -> RdmaConnectError:
         """Why no more will come."""
-        hung_up = self._inward is not None and not self._inward.over
-        found = why_over(self.address, self._filter, hung_up=hung_up, protected=self._keys is not None)
-        return self._verdict or found
+        hung_up = self._plain is None and self._inward is not None and not self._inward.over
+        return self._verdict or why_over(self.address, self._filter, hung_up=hung_up, protected=self._keys is not None)
 
     def _end(self, error: RdmaConnectError) -> None:
         """Nothing more will come: give out what is there, and close."""
         if self._ended or self.closing:
             return
         for _ in range(4 * _AT_ONCE):
-            taken = self._link.recv() if self._link is not None else None
+            taken = self._line.recv() if self._line is not None else None
             if taken is None or self._ended or self.closing:
                 break
             self._took(*taken)
         if not (self._ended or self.closing):
-            self._ended = True
+            self._ended, self._direct = True, False
             receiver, self.receiver = self.receiver, None
             self.finish()
             if receiver is not None:
                 receiver.over(error)
+
+    failed = _end
 
     def _close(self) -> None:
         self.receiver = None
@@ -342,21 +358,21 @@ class Channel:
         self.closing = True
         if self._inward is None:
             return  # not opened yet
-        # ZeroMQ sends nothing before the peer's handshake has come
+        # nothing is sent before the peer's handshake has come
         self._inward.discarding = self._filter.shaken
-        if self._local is not None or (self._link is not None and self._unsent):
-            self._loop.call_later(link.LINGER_MS / 1000, self.finish)
-            if self._local is not None:
+        if self._there or (self._line is not None and self._unsent):
+            self._loop.call_later(LINGER_MS / 1000, self.finish)
+            if self._there:
                 self._hang_up()
         else:
             self.finish()
 
     def _hang_up(self) -> None:
         """Send what is left, and close ZeroMQ's end; the rest follows from that."""
-        assert self._link is not None
-        while self._unsent and self._link.send(self._unsent.popleft()):
+        assert self._line is not None
+        while self._unsent and self._line.send(self._unsent.popleft()):
             pass
-        self._leave_link(link.LINGER_MS)
+        self._line.hang_up()
         if self._inward is not None:
             self._inward.release()
 
@@ -365,24 +381,12 @@ class Channel:
         long_frames.end(self)
         _resting.discard(self)
         alive.remove(self)
-        for pump in (self._inward, self._outward):
-            if pump is not None:
-                pump.stop()
-        self._leave_link(0)
+        if self._inward is not None:
+            self._inward.stop()
+        if self._line is not None:
+            self._line.stop()
         self._tcp.close()
-        local, self._local = self._local, None
-        if local is not None:
-            drain_and_close(self._loop, local)
         self._unsent.clear()
-
-    def _leave_link(self, linger_ms: int) -> None:
-        """Close ZeroMQ's end; its descriptors are watched no more, since their numbers may be others' soon."""
-        ended, self._link = self._link, None
-        if ended is not None:
-            if ended.ear is not None:
-                self._loop.remove_reader(ended.ear.fileno())
-            self._loop.remove_reader(ended.fd)
-            ended.close(linger_ms)
 
     def tick(self) -> None:
         """A second has passed."""
@@ -392,8 +396,4 @@ class Channel:
             self._end(RemoteProtocolError(f"the peer at {self.address} is too slow with a long frame: others wait."))
 
 
-def _forget() -> None:
-    _resting.clear()
-
-
-in_child(_forget)
+in_child(_resting.clear)

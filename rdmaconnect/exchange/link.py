@@ -22,11 +22,11 @@ from ..runtime.fork import in_child
 from .curve import Keys
 from .zmtp import CURVE_ADDS
 
-__all__ = ["Link", "close_context", "context"]
+__all__ = ["LINGER_MS", "SEND_QUEUE", "Link", "close_context", "context"]
 
 #: frames of one peer that ZeroMQ keeps before it holds the peer up; and of this side, which are short but for one,
 #: before the peer counts as one that does not read: a busy machine may be a while behind
-_RECV_QUEUE, _SEND_QUEUE = 8, 64
+_RECV_QUEUE, SEND_QUEUE = 8, 64
 #: what was sent goes out for so long after close, ms
 LINGER_MS = 1000
 #: descriptors of one link: the service's end, ZeroMQ's end and its mailbox, and the socket that joins the two; for
@@ -122,7 +122,7 @@ class Link:
             dealer.set(zmq.LINGER, LINGER_MS)
             dealer.set(zmq.MAXMSGSIZE, max_frame + (CURVE_ADDS if keys is not None else 0))
             dealer.set(zmq.RCVHWM, _RECV_QUEUE)
-            dealer.set(zmq.SNDHWM, _SEND_QUEUE)
+            dealer.set(zmq.SNDHWM, SEND_QUEUE)
             dealer.set(zmq.HANDSHAKE_IVL, 60_000)  # who waits has a shorter patience of its own
             dealer.set(zmq.HEARTBEAT_IVL, 0)
             # with -1 ZeroMQ would drop frames that came just before the end; the link is closed long before this

@@ -1,13 +1,15 @@
-"""Bytes carried between two sockets, in the service thread."""
+"""Bytes carried between two sockets, and frames into one, in the service thread."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import threading
+from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Pump", "drain_and_close"]
+__all__ = ["Outlet", "Pump", "drain_and_close"]
 
 #: bytes read at a time
 CHUNK = 64 * 1024
@@ -136,6 +138,96 @@ class Pump:
                 with contextlib.suppress(OSError):
                     self._sink.shutdown(socket.SHUT_WR)
             self._ended(self)
+
+
+class Outlet:
+    """Sends frames into a socket, and keeps in their order those that it does not take yet.
+
+    Any thread may :meth:`put`; all else is for the service thread.
+
+    Args:
+        loop: the service thread's.
+        sink: a non-blocking stream socket; closing it is the owner's, after :meth:`stop`.
+        most: frames that are kept at most.
+        ended: called once, when :meth:`finish` was called and all is out, or the socket takes no more.
+
+    Attributes:
+        over: whether it has ended.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sink: socket.socket, most: int, ended: Callable[[], None]
+    ) -> None:
+        self._loop, self._sink, self._most, self._ended = loop, sink, most, ended
+        #: held while the socket is written to, so that it is not closed meanwhile
+        self._lock = threading.RLock()
+        self._kept: deque[bytes] = deque()
+        self._broken = self._finishing = self.over = False
+
+    def put(self, frame: bytes) -> bool:
+        """Send a frame; False if the peer has not taken too many before it."""
+        with self._lock:
+            if self._broken or self.over:
+                return True  # who reads there knows why
+            if not self._kept:
+                frame = self._send(frame)
+                if not frame:
+                    return True
+                self._loop.call_soon_threadsafe(self._watch)
+            self._kept.append(frame)
+            return len(self._kept) <= self._most
+
+    def _send(self, frame: bytes) -> bytes:
+        """Send what the socket takes; the rest."""
+        try:
+            return frame[self._sink.send(frame) :]
+        except (BlockingIOError, InterruptedError):
+            return frame
+        except OSError:
+            self._broken = True
+            return b""
+
+    def _watch(self) -> None:
+        if self._kept and not self.over:
+            self._loop.add_writer(self._sink.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        with self._lock:
+            while self._kept:
+                frame = self._send(self._kept.popleft())
+                if frame:
+                    self._kept.appendleft(frame)
+                    return
+                if self._broken:
+                    self._kept.clear()
+        self._loop.remove_writer(self._sink.fileno())
+        if self._finishing:
+            self._finish()
+
+    def finish(self) -> None:
+        """Shut the writing half down once all is out."""
+        with self._lock:
+            self._finishing = True
+            left = bool(self._kept)
+        if not left:
+            self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self.over:
+                return
+            self.over = True
+            with contextlib.suppress(OSError):
+                self._sink.shutdown(socket.SHUT_WR)
+        self._ended()
+
+    def stop(self) -> None:
+        """Watch the socket no more; nothing is called after it, and no thread writes."""
+        with self._lock:
+            self.over = True
+            if self._kept:
+                self._kept.clear()
+                self._loop.remove_writer(self._sink.fileno())
 
 
 def drain_and_close(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:

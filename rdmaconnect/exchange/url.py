@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..errors import shown
 
-__all__ = ["DEFAULT_PORT", "Address", "addresses", "host_of", "loopback_of", "port_of", "tcp_url"]
+__all__ = ["DEFAULT_PORT", "Address", "addresses", "host_of", "is_address", "loopback_of", "port_of", "tcp_url"]
 
 #: the TCP port of the exchange
 DEFAULT_PORT = 18515
@@ -108,6 +109,19 @@ def _fault(host: str, v6: bool) -> str:
     return ""
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is given by its address: nobody has to be asked for it."""
+    return _literal(host) is not None
+
+
+@lru_cache(256)
+def _literal(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
 # ---- the addresses of a host
 
 
@@ -135,12 +149,12 @@ def addresses(host: str, port: int, *, bind: bool = False) -> list[Address]:
         return [Address(socket.AF_INET6, ("::", port, 0, 0)), Address(socket.AF_INET, ("0.0.0.0", port))]
     if fault := _fault(host, ":" in host):
         raise ValueError(f"the host is {shown(host)}: {fault}")
-    try:
-        return [_numeric(ipaddress.ip_address(host), port)]
-    except _NoInterfaceError as e:
-        raise ValueError(f"{deed}: {e}") from None
-    except ValueError:  # a name
-        pass
+    literal = _literal(host)
+    if literal is not None:
+        try:
+            return [_numeric(literal, port)]
+        except _NoInterfaceError as e:
+            raise ValueError(f"{deed}: {e}") from None
     found: dict[Address, None] = {}
     faults = []
     for text in _look_up(host, deed):

@@ -10,9 +10,10 @@ Source: RFC 23 and RFC 37 (ZMTP 3.0 and 3.1), RFC 25 and 26 (ZMTP-CURVE); libzmq
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 
-__all__ = ["CURVE_ADDS", "Fault", "Filter", "ZmtpError"]
+__all__ = ["CURVE_ADDS", "HANDSHAKE", "Fault", "Filter", "ZmtpError", "framed", "pong"]
 
 #: signature; version; mechanism; the whole greeting, in bytes
 _SIGNATURE, _VERSION, _MECHANISM, _WHOLE = 10, 11, 32, 64
@@ -24,8 +25,8 @@ _HANDSHAKE_MAX = 4096
 FRAMES_MAX = 128
 #: what CURVE adds to a message: its name, the nonce, the flags and the authenticator
 CURVE_ADDS = 33
-#: bytes of a frame's beginning that are looked at
-_LOOK = 24
+#: bytes of a frame's beginning that are looked at, and those of the longest header
+_LOOK, _HEADER = 24, 9
 _ERROR = b"\x05ERROR"
 #: (mechanism, whether this side listens) -> the commands of the peer's handshake, each by how it begins, and the
 #: sizes that it may have
@@ -37,6 +38,24 @@ _HANDSHAKES: dict[tuple[bytes, bool], tuple[tuple[bytes, range], ...]] = {
 }
 #: commands in the midst of the traffic: older peers ask so whether this side is there
 _HEARTBEATS = ((b"\x04PING", range(7, 24)), (b"\x04PONG", range(5, 22)))
+#: bytes of a PING before its context, which a PONG repeats
+_CONTEXT = 7
+_READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
+#: all that a side without keys says before its messages: the greeting of ZMTP 3.1 and its READY
+HANDSHAKE = (
+    b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01" + b"NULL".ljust(_WHOLE - _VERSION - 1, b"\0") + bytes([_COMMAND, len(_READY)])
+) + _READY
+
+
+def framed(message: bytes) -> bytes:
+    """A message as ZMTP 3 frames it."""
+    size = len(message)
+    return (b"\0" + bytes((size,)) if size < 256 else b"\x02" + size.to_bytes(8, "big")) + message
+
+
+def pong(context: bytes) -> bytes:
+    """The answer to a PING."""
+    return bytes([_COMMAND, 5 + len(context)]) + b"\x04PONG" + context
 
 
 class Fault(Enum):
@@ -77,6 +96,8 @@ class Filter:
     Attributes:
         greeted: whether the peer's whole greeting has come.
         refused: the reason in an ERROR command of the peer, or "".
+        messages: without keys, those that came whole, for the owner to take: nobody else needs to read them.
+        pings: likewise the contexts of PINGs, to be answered.
         unread, frames: bytes and number of the messages that have begun to come since the owner set these to 0.
     """
 
@@ -92,6 +113,10 @@ class Filter:
         self._left = 0
         self.greeted = False
         self.refused = ""
+        self.messages: deque[bytes] = deque()
+        self.pings: deque[bytes] = deque()
+        #: what has come of the message under way
+        self._message: bytearray | None = None
         self.unread = self.frames = 0
 
     @property
@@ -141,34 +166,28 @@ class Filter:
         at = 0
         while at < len(data):
             if self._left:
-                step = min(self._left, len(data) - at)
-                passed += data[at : at + step]
-                self._left -= step
-                at += step
+                part = data[at : at + self._left]
+                self._left -= len(part)
+                at += len(part)
+                if self._message is not None:
+                    self._message += part
             else:
-                step = self._missing()
-                self._head += data[at : at + step]
-                at += step
-                if not self._missing():
-                    try:
-                        passed += self._begin()
-                    except ZmtpError as e:
-                        e.passed = bytes(passed)
-                        raise
+                head = self._head + data[at : at + _HEADER + _LOOK]
+                due = _due(head)
+                at += min(due, len(head)) - len(self._head)
+                self._head = head[:due]
+                if len(head) < due:
+                    break
+                try:
+                    part = self._begin()
+                except ZmtpError as e:
+                    e.passed = bytes(passed)
+                    raise
+            passed += part
+            if self._message is not None and not self._left:
+                self.messages.append(bytes(self._message))
+                self._message = None
         return bytes(passed)
-
-    def _missing(self) -> int:
-        """How many bytes of a frame's beginning are to come before it can be judged."""
-        head = self._head
-        if not head:
-            return 1
-        header = 9 if head[0] & _LONG else 2
-        if len(head) < header:
-            return header - len(head)
-        return header + min(self._size(header), _LOOK) - len(head)
-
-    def _size(self, header: int) -> int:
-        return int.from_bytes(self._head[1:header], "big")
 
     def _begin(self) -> bytes:
         """Judge the frame whose beginning is there, and let that through."""
@@ -182,6 +201,8 @@ class Filter:
         elif head[0] & _COMMAND:
             if self._protected or not any(body.startswith(name) and size in sizes for name, sizes in _HEARTBEATS):
                 raise ZmtpError(Fault.TRAFFIC, head)
+            if body.startswith(_HEARTBEATS[0][0]):
+                self.pings.append(body[_CONTEXT:])
         elif head[0] & _MORE:
             raise ZmtpError(Fault.TRAFFIC, head)
         elif size > self.max_frame + CURVE_ADDS * self._protected:
@@ -191,6 +212,8 @@ class Filter:
             self.unread += header + size
             if self.frames > FRAMES_MAX:
                 raise ZmtpError(Fault.LONG, head[:header])
+            if not self._protected:
+                self._message = bytearray(body)
         self._left = size - len(body)
         return head
 
@@ -203,3 +226,11 @@ class Filter:
             raise ZmtpError(Fault.HANDSHAKE, body)
         else:
             del self._handshake[0]
+
+
+def _due(head: bytes | bytearray) -> int:
+    """How many bytes of a frame's beginning it takes to judge it, as far as these tell."""
+    if not head:
+        return 1
+    header = _HEADER if head[0] & _LONG else 2
+    return header if len(head) < header else header + min(int.from_bytes(head[1:header], "big"), _LOOK)

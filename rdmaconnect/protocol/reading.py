@@ -35,8 +35,8 @@ def value_of(body: Any, key: str) -> Any:
 
 def get(body: Any, key: str, kind: type[Any]) -> Any:
     """The same, which is to be of one type."""
-    value = value_of(body, key)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    value = body[key] if type(body) is dict and key in body else value_of(body, key)
+    if type(value) is not kind:  # a bool is no integer here
         raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
     return value
 

@@ -25,7 +25,7 @@ from .deadline import Deadline, wait_ready
 from .wakeup import Signal, lend_waker, return_waker
 from .workers import here
 
-__all__ = ["Call", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
+__all__ = ["Call", "Interrupt", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class _Errand:
 # ---- in the calling thread
 
 
-class _Interrupt:
+class Interrupt:
     """What breaks into a procedure that another thread runs."""
 
     def __init__(self) -> None:
@@ -126,6 +126,7 @@ class _Interrupt:
         self.error: BaseException | None = None
 
     def set(self, error: BaseException) -> None:
+        """Have it raised in the procedure where that waits, or where it will wait next."""
         self.error = error
         self.signal.notify()
 
@@ -136,7 +137,7 @@ class _Interrupt:
             raise error
 
 
-def run(procedure: Procedure[T], interrupt: _Interrupt | None = None) -> T:
+def run(procedure: Procedure[T], interrupt: Interrupt | None = None) -> T:
     """Run a procedure in this thread, and return what it returns."""
     try:
         request = next(procedure)
@@ -189,7 +190,7 @@ class _Apart(Generic[T]):
     """
 
     def __init__(self, procedure: Procedure[T]) -> None:
-        self._procedure, self.interrupt = procedure, _Interrupt()
+        self._procedure, self.interrupt = procedure, Interrupt()
         self._claim, self._over = threading.Lock(), threading.Lock()
         self._over.acquire()
         self._done = False
@@ -235,7 +236,7 @@ def _undo(undo: Callable[[Any], object], value: Any) -> Procedure[None]:
     yield Call(partial(undo, value))
 
 
-def _sleep(request: Wait, interrupt: _Interrupt | None = None) -> set[int]:
+def _sleep(request: Wait, interrupt: Interrupt | None = None) -> set[int]:
     changes = request.changes
     if interrupt is not None:
         changes = (*changes, (interrupt.signal, interrupt.signal.count))
@@ -261,7 +262,7 @@ def _sleep(request: Wait, interrupt: _Interrupt | None = None) -> set[int]:
     return ready
 
 
-def _do(call: Call, interrupt: _Interrupt | None = None) -> Any:
+def _do(call: Call, interrupt: Interrupt | None = None) -> Any:
     if call.deadline is None:
         try:
             return call.function()

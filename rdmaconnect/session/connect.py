@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..abi import QpType
-from ..agreement.candidates import Candidate
-from ..agreement.path import Wish, make_paths, used_ports
+from ..agreement.path import Wish, make_paths
 from ..errors import ConnectTimeout, RdmaConnectError, StateError
-from ..exchange.url import addresses, host_of, loopback_of, port_of, tcp_url
+from ..exchange.url import Address, addresses, host_of, is_address, loopback_of, port_of, tcp_url
+from ..objects.context import Port
 from ..protocol.codec import MAX_MS
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello, Ready, Reply
@@ -30,7 +30,7 @@ from .conversation import BEAT_MS, Conversation
 from .end import End, Established
 from .fallback import Fallback, say_more
 from .outgoing import Outgoing
-from .ports import rank_ports
+from .ports import choose_ports, known_ports
 from .prepared import Prepared, bring_up, close_handles
 from .probe import prove
 from .terms import ConnectOptions, Terms, Unpack, check_count, make_deadline, make_terms
@@ -137,15 +137,15 @@ def connect_procedure(
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
         raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
-    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    outgoing = Outgoing(url, (yield from look_up(url, deadline)), terms.keys)
     trace = Trace(Role.CONNECTOR, deadline)
     try:
-        ports = [via.prepared.port] if via else (yield find_ports(terms, outgoing.address, deadline))
+        ports = [via.prepared.port] if via else (yield from find_ports(terms, outgoing.address, deadline))
         first = outgoing.address
         if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
             yield from outgoing.reach(deadline)
             if outgoing.address != first:
-                ports = yield find_ports(terms, outgoing.address, deadline)
+                ports = yield from find_ports(terms, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
         fallback = Fallback(ports, terms, trace)
         while True:
@@ -174,15 +174,22 @@ def close_all(made: Sequence[End]) -> None:
         end.close()
 
 
-def look_up(url: str, deadline: Deadline) -> Call:
-    """Ask for the addresses of the peer: a name server may take longer than the caller waits."""
-    host = host_of(url)
-    return Call(partial(addresses, host, port_of(url)), deadline, f"connect: look up {host}")
+def look_up(url: str, deadline: Deadline) -> Procedure[list[Address]]:
+    """The addresses of the peer; of a name they are asked for: a name server may take longer than the caller waits."""
+    host, port = host_of(url), port_of(url)
+    if is_address(host):
+        return addresses(host, port)
+    found: list[Address] = yield Call(partial(addresses, host, port), deadline, f"connect: look up {host}")
+    return found
 
 
-def find_ports(terms: Terms, address: str, deadline: Deadline) -> Call:
-    """Rank this host's ports toward an address of the peer."""
-    return Call(partial(rank_ports, terms.options, address), deadline, "connect: find a port of this host")
+def find_ports(terms: Terms, address: str, deadline: Deadline) -> Procedure[Sequence[Port]]:
+    """This host's ports toward an address of the peer, the best first."""
+    choice = known_ports(terms.options, address)
+    if choice is None:
+        choose = partial(choose_ports, terms.options, address)
+        choice = yield Call(choose, deadline, "connect: find a port of this host")
+    return choice.ports
 
 
 def try_candidate(
@@ -256,7 +263,7 @@ def raise_ends(
         paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
         if fallback is not None:
             fallback.theirs = reply.ports
-            fallback.used = Candidate(*used_ports(prepared.address, reply.ends[0].port, paths[0]))
+            fallback.joined = prepared.address, reply.ends[0].port, paths[0]
         trace.mark("path", "%s", "; ".join(paths[0].why))
 
         def go_on() -> None:
@@ -293,7 +300,7 @@ def _again(url: str, terms: Terms, end: End, deadline_s: float | None) -> Proced
     prev, trace = end.known_as, Trace(Role.CONNECTOR, deadline)
     end.part()
     prepared = end.prepared
-    outgoing = Outgoing(url, (yield look_up(url, deadline)), terms.keys)
+    outgoing = Outgoing(url, (yield from look_up(url, deadline)), terms.keys)
     fallback = Fallback([prepared.port], terms, trace)
     prepared.lend()
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..agreement.candidates import Candidate, candidates, common_pkey
 from ..agreement.endpoint import PortAddress
+from ..agreement.path import Path, used_ports
 from ..errors import DeviceError, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError, VerbsError
 from ..objects.context import Port, open_device
 from ..protocol.messages import Target
@@ -34,6 +35,8 @@ class Fallback:
         self.gid: bytes | None = None
         self.theirs: Sequence[PortAddress] = ()
         self.used: Candidate | None = None
+        #: both ports and the path between them, once that is agreed on
+        self.joined: tuple[PortAddress, PortAddress, Path] | None = None
         self._tried: set[tuple[Any, ...]] = set()
         self._failures: list[str] = []
 
@@ -52,20 +55,22 @@ class Fallback:
         way = left[0]
         self._failures.append(str(error))
         self.take(way)
-        self.trace.mark("again", "%s, after %s", way, error)
+        self.trace.mark("again", "%s, after %s", way, str(error))
 
     def take(self, way: Candidate) -> None:
         """Try this way now, and tell the listener so."""
         self._tried.add(_key(way))
         self.port = next(p for p in self.ports if (p.device, p.port_num) == (way.here.device, way.here.port_num))
         gids = [port.gids[0].gid.raw if port.gids else None for port in (way.here, way.there)]
-        self.gid, self.used = gids[0], way
+        self.gid, self.used, self.joined = gids[0], way, None
         self.target = Target(way.there.device, way.there.port_num, gids[0], gids[1])
 
     def _left(self, error: RdmaConnectError) -> list[Candidate]:
         """The ways that were not tried yet, the best first."""
         theirs = [p for p in getattr(error, "ports", ()) if isinstance(p, PortAddress)] or self.theirs
         mine = self.mine()
+        if self.joined is not None:
+            self.used = Candidate(*used_ports(*self.joined))
         if self.used is None:  # rejected without a reply: a listener with a free choice takes its first port's best
             self.used = next(iter(candidates(mine[:1], theirs[:1])), None)
         if self.used is not None:

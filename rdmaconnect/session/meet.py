@@ -75,9 +75,9 @@ def _procedure(local: str, peer: str, calling: Terms, called: Terms, deadline: D
     trace = Trace(Role.CONNECTOR, deadline)
     meeting = _Meeting(called, tcp_url(local, bind=True))
     try:
-        outgoing = Outgoing(url, (yield look_up(url, deadline)), calling.keys)
+        outgoing = Outgoing(url, (yield from look_up(url, deadline)), calling.keys)
         meeting.expect(outgoing)
-        ports = yield find_ports(calling, outgoing.address, deadline)
+        ports = yield from find_ports(calling, outgoing.address, deadline)
         trace.mark("port", "%s for %s", ports[0], url)
 
         def make() -> Prepared:

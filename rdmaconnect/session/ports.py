@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,14 +12,15 @@ from ..abi import LinkLayer, PortState
 from ..agreement.endpoint import Gid, GidEntry, PortAddress
 from ..agreement.options import Options
 from ..errors import DeviceError, VerbsError
+from ..exchange.url import is_address
 from ..objects.context import device_names, open_device
 from ..objects.device_attr import DeviceAttr
 from ..objects.interfaces import interface_index
 from ..objects.no_device import why_none
 from ..objects.port import Port
-from .watch import recall
+from .watch import recall, recalled
 
-__all__ = ["Choice", "choose_ports", "gid_is_here", "rank_ports", "source_addresses"]
+__all__ = ["Choice", "choose_ports", "gid_is_here", "known_ports", "rank_ports", "source_addresses"]
 
 
 def source_addresses(host: str) -> list[Gid]:
@@ -104,24 +104,25 @@ def choose_ports(options: Options, host: str | None = None) -> Choice:
         DeviceError: nothing fits; lists what was seen and what to do.
         VerbsError, LibraryError: as :func:`device_names` and :func:`open_device`.
     """
-    asked = options.device, options.port_num, options.gid_index, options.max_rd_atomic
+    asked = _asked(options)
     only = None if options.device is None else (options.device,)
 
     def toward() -> tuple[Choice, bool]:
         sources = tuple(source_addresses(host)) if host else ()
         choice = recall((asked, sources), only, lambda: _choose(options, sources))
-        return choice, choice.certain and (host is None or _is_address(host))
+        return choice, choice.certain and (host is None or is_address(host))
 
     return recall((asked, host), only, toward)
 
 
-def _is_address(host: str) -> bool:
-    """Whether it is an address; what a name stands for may change without a sign."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def known_ports(options: Options, host: str | None = None) -> Choice | None:
+    """The same if it is remembered, else None. It never blocks."""
+    found: Choice | None = recalled((_asked(options), host))
+    return found
+
+
+def _asked(options: Options) -> tuple[object, ...]:
+    return options.device, options.port_num, options.gid_index, options.max_rd_atomic
 
 
 def _choose(options: Options, sources: Sequence[Gid]) -> tuple[Choice, bool]:

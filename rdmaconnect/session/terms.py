@@ -99,6 +99,10 @@ class ListenOptions(BaseOptions, total=False):
     peer_keys: str | os.PathLike[str] | None
 
 
+#: what is asked for where nothing is
+_DEFAULT = Options()
+
+
 @dataclass(frozen=True)
 class Terms:
     """What a caller asked for, checked."""
@@ -130,10 +134,11 @@ def make_terms(
     unknown = [name + _meant(name, names) for name in sorted(set(given) - set(names))]
     if unknown:
         raise TypeError(f"{', '.join(unknown)}: there is no such option. The options are {', '.join(names)}")
-    options = given.get("options") or Options()
+    options = given.get("options") or _DEFAULT
     if not isinstance(options, Options):
         raise TypeError(f"options is of type {type(options).__name__}: give an Options")
-    options = replace(options, **{name: given[name] for name in OptionsDict.__annotations__ if name in given})
+    fields = {name: given[name] for name in given if name in OptionsDict.__annotations__}
+    options = replace(options, **fields) if fields else options
     regions, data = _named(given.get("regions")), _private(given.get("private_data", b""))
     protection = {name: given.get(name) for name in ("secret", "key", "peer_key", "peer_keys")}
     keys = keys_for(listens=listens, **protection)
@@ -213,15 +218,19 @@ def parse_qp_types(qp_types: Sequence[str | QpType]) -> list[QpType]:
     return [parse_qp_type(name) for name in qp_types]
 
 
-def check_count(count: int) -> int:
-    """How many queue pairs are made at once.
+def check_count(count: int, name: str = "count") -> int:
+    """How many queue pairs are made, at once or ahead.
+
+    Args:
+        count: what was given.
+        name: the argument that it was given by.
 
     Raises:
         TypeError: not an integer.
         ValueError: not from 1 to 4096.
     """
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"count is {shown(count)}: give an integer")
+        raise TypeError(f"{name} is {shown(count)}: give an integer")
     if not 1 <= count <= MAX_QPS:
-        raise ValueError(f"count is {count}: give 1 to {MAX_QPS}")
+        raise ValueError(f"{name} is {count}: give 1 to {MAX_QPS}")
     return count

@@ -55,7 +55,7 @@ class Trace:
 
     def __init__(self, role: Role, clock: Deadline) -> None:
         self._role, self._clock = role, clock
-        self._mine: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self._mine: deque[tuple[str, float, str, tuple[object, ...]]] = deque(maxlen=MAX_MARKS)
         self._theirs: tuple[tuple[str, int], ...] = ()
 
     def mark(self, stage: str, words: str, *values: object) -> None:
@@ -64,14 +64,15 @@ class Trace:
         Args:
             stage: its name, at most 16 characters.
             words: what is done there, with places for ``values`` as ``%`` takes them.
+            values: what does not change: it is put into words when somebody asks.
         """
-        text = words % values if values else words
-        log.debug("%s: %s", stage, text, stacklevel=2)
-        self._mine.append(Mark(stage, self._clock.waited_s, "local", text))
+        self._mine.append((stage, self._clock.waited_s, words, values))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s: %s", stage, _text(words, values), stacklevel=2)
 
     def stages(self) -> tuple[tuple[str, int], ...]:
         """What the peer is told: (stage, microseconds since this end's start), in order."""
-        return tuple((mark.stage, round(mark.at_s * 1e6)) for mark in self._mine)
+        return tuple([(stage, round(at_s * 1e6)) for stage, at_s, _, _ in self._mine])
 
     def hear(self, stages: Iterable[tuple[str, int]]) -> None:
         """Take what the peer told: all of its stages so far, or nothing."""
@@ -79,11 +80,15 @@ class Trace:
 
     def marks(self) -> tuple[Mark, ...]:
         """Both ends' stages in the order of their times."""
-        mine = tuple(self._mine)
+        mine = [Mark(stage, at_s, "local", _text(words, values)) for stage, at_s, words, values in tuple(self._mine)]
         theirs = [(stage, us / 1e6) for stage, us in self._theirs]
         by, within = shift({mark.stage: mark.at_s for mark in mine}, dict(theirs), self._role)
         placed = [Mark(stage, at_s + by, "peer", "", within) for stage, at_s in theirs]
         return tuple(sorted((*mine, *placed), key=lambda mark: mark.at_s))
+
+
+def _text(words: str, values: tuple[object, ...]) -> str:
+    return words % values if values else words
 
 
 def shift(mine: Mapping[str, float], theirs: Mapping[str, float], role: Role) -> tuple[float, float]:

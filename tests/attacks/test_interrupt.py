@@ -42,7 +42,10 @@ class Scene:
         self.thread.start()
         if what in ("close", "recv", "write", "batch", "reconnect"):
             self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10)
+        self.pool = rdmaconnect.Pool(self.listener.url, 2) if what in ("acquire", "close a pool") else None
         self.calls: dict[str, Callable[[], Any]] = {
+            "acquire": lambda: self._pool.acquire(deadline_s=3),
+            "close a pool": lambda: self._pool.close(),
             "connect": lambda: rdmaconnect.connect(self.listener.url, deadline_s=3),
             "accept": lambda: self.listener.accept(deadline_s=3),
             "close": lambda: self._made.close(),
@@ -59,6 +62,11 @@ class Scene:
     def _made(self) -> rdmaconnect.Connection:
         assert self.connection is not None
         return self.connection
+
+    @property
+    def _pool(self) -> rdmaconnect.Pool:
+        assert self.pool is not None
+        return self.pool
 
     def _batches(self) -> None:
         for _ in range(5):
@@ -100,6 +108,8 @@ class Scene:
             return
 
     def close(self) -> None:
+        if self.pool is not None:  # while there is a peer
+            self.pool.close()
         self._over.set()
         self.thread.join(20)
         for one in (self.connection, *self._box, self.listener):
@@ -107,7 +117,20 @@ class Scene:
                 one.close()
 
 
-WHAT = ["connect", "accept", "close", "close a listener", "listen", "recv", "write", "batch", "reconnect", "meet"]
+WHAT = [
+    "acquire",
+    "close a pool",
+    "connect",
+    "accept",
+    "close",
+    "close a listener",
+    "listen",
+    "recv",
+    "write",
+    "batch",
+    "reconnect",
+    "meet",
+]
 
 
 @pytest.mark.parametrize("what", WHAT)

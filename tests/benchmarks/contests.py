@@ -239,6 +239,7 @@ def contests(scale: Scale) -> dict[str, Contest]:
                 Turn("ibverbs", "one 1 {single}", {"each: ibverbs": connecting}, repeat="{ones}"),
                 Turn("ours", "one_unproven 1 {single}", {"each: connect, no probe": connecting}, repeat="{ones}"),
                 Turn("ours", "one 1 {single}", {"each: connect": connecting}, repeat="{ones}"),
+                Turn("ours", "pooled 1 {single}", {"each: a pool's hit": connecting}, repeat="{ones}"),
             ),
         ),
         "pingpong": Contest(

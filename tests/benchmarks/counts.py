@@ -155,6 +155,12 @@ def play(count: int, messages: int, phase: Phase) -> None:
                 here.send(data)
                 there.recv()
         close(conns)
+        with rdmaconnect.Pool(listener.url, 1, deadline_s=PATIENCE_S) as pool:
+            pool.warm(deadline_s=PATIENCE_S)
+            pool.spare = 0  # the next one, which is made in the background, costs what the second connection does
+            with phase("a pool's hit", 1):
+                conns = [pool.acquire(deadline_s=PATIENCE_S)]
+            close([*conns, listener.accept(deadline_s=PATIENCE_S)])
         with phase(f"one of connect_many({count})", count):
             conns = both(many, count)
         with phase(f"close one of {count}", count):

@@ -47,6 +47,7 @@ def goals(scale: Scale) -> tuple[Goal, ...]:
             "each: ibverbs", 0.7,
         ),
         Goal("connect(), second and later, probe on, against the same", "each: connect", "each: ibverbs", 1.0),
+        Goal("a pool's hit against a cold connect(), probe on", "each: a pool's hit", "each: connect", 0.4),
         Goal("first connect() of a process against the same peer's first", "first: connect", "first: ibverbs", 1.5),
         Goal(
             f"{many}, probe off, against cmtime -c {scale.count}, its steps", "batch: connect_many, no probe",

@@ -14,7 +14,7 @@ from typing import Any
 from program import MESSAGE, RECEIVES, Program, check, now, pattern, resident, swap
 
 import rdmaconnect
-from rdmaconnect import connect, connect_many, listen
+from rdmaconnect import Pool, connect, connect_many, listen
 from rdmaconnect.abi import QpState, QpType, WrOpcode
 from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.objects.completion import CQ
@@ -35,7 +35,8 @@ class Ours(Program):
     def __init__(self, *argv: str) -> None:
         super().__init__(*argv)
         self.conns: list[rdmaconnect.Connection] = []
-        self.listeners: dict[int, rdmaconnect.Listener] = {}
+        self.listeners: dict[Any, rdmaconnect.Listener] = {}
+        self.pool: rdmaconnect.Pool | None = None
         self.playing: dict[int, rdmaconnect.Connection] = {}
         self.object: Any = None
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -48,17 +49,17 @@ class Ours(Program):
 
     # ---- connecting
 
-    def listening(self, spin: int = rdmaconnect.Options().spin) -> rdmaconnect.Listener:
-        """The listener; it stays for the next time."""
-        if spin not in self.listeners:
-            self.listeners[spin] = listen(f"{self.address}:0", spin=spin)
-        listener = self.listeners[spin]
+    def listening(self, spin: int = rdmaconnect.Options().spin, whose: str = "") -> rdmaconnect.Listener:
+        """The listener of one kind of connections; it stays for the next time."""
+        if (spin, whose) not in self.listeners:
+            self.listeners[spin, whose] = listen(f"{self.address}:0", spin=spin)
+        listener = self.listeners[spin, whose]
         self.ready(int(listener.url.rpartition(":")[2]))
         return listener
 
-    def accepted(self, count: int) -> list[rdmaconnect.Connection]:
+    def accepted(self, count: int, whose: str) -> list[rdmaconnect.Connection]:
         """As many connections as the other side makes."""
-        listener = self.listening()
+        listener = self.listening(whose=whose)
         return [listener.accept(deadline_s=PATIENCE_S, tolerant=False) for _ in range(count)]
 
     def connect(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
@@ -68,6 +69,18 @@ class Ours(Program):
     def one(self, count: int, depth: int, size: int, send_depth: int, port: int, **options: Any) -> dict[str, Any]:
         """One connection."""
         return self.joined(1, size, lambda: [connect(self.url(port), deadline_s=PATIENCE_S, **options)])
+
+    def pooled(self, count: int, depth: int, size: int, send_depth: int, port: int) -> dict[str, Any]:
+        """One connection of a pool that is full; it is filled again before the answer."""
+        if self.listens:
+            return self.joined(1, size, None, whose="the pool's")
+        if self.pool is None:
+            self.pool = Pool(self.url(port), 4, deadline_s=PATIENCE_S)
+            self.pool.warm(deadline_s=PATIENCE_S)
+        pool = self.pool
+        answer = self.joined(1, size, lambda: [pool.acquire(deadline_s=PATIENCE_S)])
+        pool.warm(deadline_s=PATIENCE_S)
+        return answer
 
     def connect_unproven(self, *numbers: int) -> dict[str, Any]:
         """The same without the probe."""
@@ -96,10 +109,12 @@ class Ours(Program):
         """Where the other side listens."""
         return f"{self.address}:{port}"
 
-    def joined(self, count: int, size: int, make: Any, ordered: bool = True) -> dict[str, Any]:
+    def joined(
+        self, count: int, size: int, make: Any, ordered: bool = True, whose: str = "all others'"
+    ) -> dict[str, Any]:
         """Make connections, on either side; then send a message over the first and the last of them, and take one."""
         before, begin = resident(), now()
-        made = self.accepted(count) if self.listens else make()
+        made = self.accepted(count, whose) if self.listens else make()
         end, after = now(), resident()
         self.conns += made
         if ordered and made[0].local.recv_size != size:

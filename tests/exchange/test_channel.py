@@ -34,14 +34,29 @@ from test_zmtp import READY, greeting
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError, StateError, VerbsError
 from rdmaconnect.exchange import budget, link, long_frames, service
 from rdmaconnect.exchange.channel import SMALL_FRAME, Channel
+from rdmaconnect.exchange.curve import Keys, keys_for
 
 #: frames that may be said at once, and that may be on their way at the same time ever after
 BURST, UNDER_WAY = 8, 4
 
 
+SECRET = "a secret of one job, long enough"
+#: of the listener, and of the caller
+KEYS: list[Keys | None] = [None, None]
+
+
+@pytest.fixture(params=["NULL", "CURVE"])
+def mechanism(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Without protection, where Python speaks ZMTP, and with it, where ZeroMQ does: the same is to be seen."""
+    if request.param == "CURVE":
+        KEYS[:] = [keys_for(listens=listens, secret=SECRET) for listens in (True, False)]
+    yield
+    KEYS[:] = [None, None]
+
+
 @pytest.fixture
 def there() -> Iterator[Place]:
-    with place() as made:
+    with place(keys=KEYS[0]) as made:
         yield made
 
 
@@ -55,7 +70,7 @@ def _all_are_closed() -> Iterator[None]:
 @contextmanager
 def both(max_frame: int = MAX) -> Iterator[tuple[End, End]]:
     """The caller's end, and the other, which have spoken."""
-    with place(max_frame=max_frame) as where, calling(where, max_frame) as here:
+    with place(max_frame=max_frame, keys=KEYS[0]) as where, calling(where, max_frame, KEYS[1]) as here:
         here.send(b"hello")
         there = where.next()
         assert there.take() == [b"hello"]
@@ -69,8 +84,9 @@ def both(max_frame: int = MAX) -> Iterator[tuple[End, End]]:
 # ---- there and back
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_frames_go_there_and_back_with_their_boundaries(there: Place) -> None:
-    with calling(there) as here:
+    with calling(there, keys=KEYS[1]) as here:
         here.send(b"one", b"", bytes(MAX))
         end = there.next()
         assert end.take(3) == [b"one", b"", bytes(MAX)]
@@ -79,20 +95,22 @@ def test_frames_go_there_and_back_with_their_boundaries(there: Place) -> None:
         assert here.take(3) == [b"two", b"", bytes(MAX)]
         assert end.channel.greeted
         assert here.channel.greeted
-        assert end.channel.user == here.channel.user == ""
+        assert (end.channel.user, here.channel.user) == (KEYS[1].public.decode() if KEYS[1] else "", "")
         assert here.heard.threads == end.heard.threads == {"rdmaconnect-exchange"}
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_what_is_sent_before_zeromq_is_there_is_sent_in_its_order(there: Place) -> None:
-    with calling(there) as here:
+    with calling(there, keys=KEYS[1]) as here:
         frames = [b"%d" % number for number in range(BURST)]
         here.send(*frames)
         assert there.next().take(BURST) == frames
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_many_peers_at_once_each_have_their_own(there: Place) -> None:
     with ExitStack() as stack:
-        ends = [stack.enter_context(calling(there)) for _ in range(20)]
+        ends = [stack.enter_context(calling(there, keys=KEYS[1])) for _ in range(20)]
         for number, here in enumerate(ends):
             here.send(b"%d" % number)
         others = {}
@@ -106,6 +124,7 @@ def test_many_peers_at_once_each_have_their_own(there: Place) -> None:
             assert here.heard.all() == []
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_any_thread_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "EARNED", 1e9)
     with both() as (here, there):
@@ -127,6 +146,28 @@ def test_any_thread_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [f for f in found if f[0] == number] == [bytes([number, n]) for n in range(100)]
 
 
+def test_what_each_thread_says_keeps_its_order_from_before_the_handshake_on(there: Place) -> None:
+    """Some of it waits for the handshake, some goes by the service thread, some is sent by who says it."""
+    with calling(there) as here:
+
+        def say(thread: int) -> None:
+            for number in range(BURST):
+                here.channel.send(bytes([thread, number]))
+                time.sleep(0.0005)
+
+        threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(BURST):
+            here.channel.send(bytes([9, number]))  # in the main thread
+        for thread in threads:
+            thread.join()
+        found = there.next().take(5 * BURST)
+        for number in (0, 1, 2, 3, 9):
+            assert [f for f in found if f[0] == number] == [bytes([number, n]) for n in range(BURST)]
+
+
+@pytest.mark.usefixtures("mechanism")
 def test_a_frame_may_be_sent_from_the_service_thread_itself() -> None:
     with both() as (here, there):
         there.heard.on_frame = lambda frame: there.channel.send(frame + b"!")
@@ -134,6 +175,7 @@ def test_a_frame_may_be_sent_from_the_service_thread_itself() -> None:
         assert here.take(2) == [b"a!", b"b!"]
 
 
+@pytest.mark.usefixtures("mechanism")
 @pytest.mark.parametrize("size", [1, 100, SMALL_FRAME, SMALL_FRAME + 1, 512 * 1024])
 def test_frames_of_any_size_up_to_the_most_pass(size: int) -> None:
     with both(512 * 1024) as (here, there):
@@ -194,6 +236,7 @@ def test_an_older_library_with_a_dealer_may_call(there: Place) -> None:
 # ---- the end
 
 
+@pytest.mark.usefixtures("mechanism")
 @pytest.mark.parametrize("closer", ["here", "there"])
 def test_one_that_closes_is_known_at_once_on_the_other_side_and_told_nothing_itself(closer: str) -> None:
     with both() as ends:
@@ -209,15 +252,17 @@ def test_one_that_closes_is_known_at_once_on_the_other_side_and_told_nothing_its
         assert not second.heard.ended
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_what_was_sent_just_before_closing_still_arrives(there: Place) -> None:
     for count in (1, 2, BURST):
-        with calling(there) as here:
+        with calling(there, keys=KEYS[1]) as here:
             here.send(*[b"last words"] * count)
         end = there.next()
         assert end.take(count) == [b"last words"] * count
         assert isinstance(end.heard.end(), PeerClosed)
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_what_came_before_the_end_is_given_out_before_it() -> None:
     for _ in range(10):
         with both() as (here, there):
@@ -266,10 +311,11 @@ def test_a_process_with_an_open_channel_ends_quietly_and_at_once(there: Place) -
     assert isinstance(end.heard.end(), PeerClosed)
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_a_peer_whose_connection_is_reset_is_gone(there: Place) -> None:
     tcp = dial(there.port)
     heard = Heard()
-    made = Channel(tcp, heard, MAX)
+    made = Channel(tcp, heard, MAX, KEYS[1])
     made.send(b"x")
     end = there.next()
     assert end.take() == [b"x"]
@@ -278,15 +324,17 @@ def test_a_peer_whose_connection_is_reset_is_gone(there: Place) -> None:
     assert isinstance(end.heard.end(), PeerClosed)
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_closed_before_it_was_opened_it_leaves_nothing(there: Place) -> None:
     for _ in range(20):
         heard = Heard()
-        made = Channel(dial(there.port), heard, MAX)
+        made = Channel(dial(there.port), heard, MAX, KEYS[1])
         made.close()
     until(lambda: channels() <= there.strangers)
     assert not heard.ended
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_after_close_nothing_is_sent_and_nothing_raised() -> None:
     with both() as (here, there):
         here.channel.close()
@@ -299,8 +347,9 @@ def test_after_close_nothing_is_sent_and_nothing_raised() -> None:
 # ---- peers that misbehave
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_a_frame_above_the_limit_ends_its_own_connection_and_no_other(there: Place) -> None:
-    with calling(there) as good, calling(there, 1 << 20) as bad:
+    with calling(there, keys=KEYS[1]) as good, calling(there, 1 << 20, KEYS[1]) as bad:
         good.send(b"good")
         other = there.next()
         assert other.take() == [b"good"]
@@ -316,8 +365,9 @@ def test_a_frame_above_the_limit_ends_its_own_connection_and_no_other(there: Pla
         assert good.take() == [b"still here"]
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_a_frame_above_the_limit_from_the_listener_is_not_taken(there: Place) -> None:
-    with calling(there) as here:
+    with calling(there, keys=KEYS[1]) as here:
         here.send(b"x")
         end = there.next()
         end.take()
@@ -326,6 +376,7 @@ def test_a_frame_above_the_limit_from_the_listener_is_not_taken(there: Place) ->
         assert here.heard.all() == []
 
 
+@pytest.mark.usefixtures("mechanism")
 def test_a_limit_that_is_lowered_counts_from_then_on() -> None:
     with both(100_000) as (here, there):
         here.send(bytes(50_000))
@@ -499,7 +550,7 @@ def test_without_descriptors_it_says_so_and_zeromq_does_not_end_the_process(
     link.context()
     tcp, heard = dial(there.port), Heard()
     monkeypatch.setattr(link.os, "open", none_left)
-    made = Channel(tcp, heard, MAX)
+    made = Channel(tcp, heard, MAX, keys_for(listens=False, secret=SECRET))
     error = heard.end()
     monkeypatch.undo()
     assert isinstance(error, VerbsError)
@@ -513,6 +564,7 @@ import os, resource, socket, sys, time
 from rdmaconnect.exchange import link, service
 from rdmaconnect.exchange.alive import open_channels
 from rdmaconnect.exchange.channel import Channel
+from rdmaconnect.exchange.curve import keys_for
 
 class Receiver:
     error = None
@@ -520,6 +572,7 @@ class Receiver:
     def over(self, error): self.error = error
     def tick(self): ...
 
+keys = keys_for(listens=False, secret=sys.argv[3]) if sys.argv[3] else None
 if sys.argv[2] == "later":
     link.context().socket(1).close()
 service.loop()
@@ -531,7 +584,7 @@ for more in range(1, 20):
     lowest = os.dup(0)
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
-    channel = Channel(tcp, receiver, 1000)
+    channel = Channel(tcp, receiver, 1000, keys)
     end = time.monotonic() + 5
     while receiver.error is None and not channel.greeted and time.monotonic() < end:
         time.sleep(0.005)
@@ -545,15 +598,18 @@ for more in range(1, 20):
 
 
 @pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.usefixtures("mechanism")
 def test_however_few_descriptors_there_are_the_process_lives(there: Place, when: str) -> None:
+    protected = KEYS[1] is not None
     done = subprocess.run(
-        [sys.executable, "-c", FEW_FILES, str(there.port), when],
+        [sys.executable, "-c", FEW_FILES, str(there.port), when, SECRET if protected else ""],
         cwd=ROOT, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert len(lines) == 19
-    assert any("zmq_socket: EMFILE (24), Too many open files" in line for line in lines)
+    # without keys ZeroMQ, and so a descriptor, is not needed
+    assert any("zmq_socket: EMFILE (24), Too many open files" in line for line in lines) is protected
     for line in lines:
         assert " NoneType " in line or " VerbsError open an exchange: zmq_socket: EMFILE" in line, line
     assert " NoneType " in lines[-1], "with enough of them it works"

@@ -93,7 +93,7 @@ def test_frames_that_nobody_takes_are_bounded() -> None:
         while made.send(b"x"):
             sent += 1
             assert sent < 100
-        assert 1 <= sent <= 2 * link._SEND_QUEUE
+        assert 1 <= sent <= 2 * link.SEND_QUEUE
     finally:
         made.close()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdmaconnect.exchange import relay
-from rdmaconnect.exchange.relay import Pump, drain_and_close
+from rdmaconnect.exchange.relay import Outlet, Pump, drain_and_close
 
 PATIENCE_S = 10.0
 
@@ -366,3 +366,91 @@ def test_one_whose_peer_is_gone_already_is_closed_too(way: Way) -> None:
     way.turn()
     assert way.sink.fileno() == -1
     assert way.watched() == set()
+
+
+# ---- frames into one socket
+
+
+class Out:
+    """An outlet into a pair of sockets, on a loop that this test turns."""
+
+    def __init__(self, most: int = 8) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.sink, self.near = socket.socketpair()
+        for sock in (self.sink, self.near):
+            sock.setblocking(False)
+        self.sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.ends = 0
+        self.outlet = Outlet(self.loop, self.sink, most, self._ended)
+
+    def _ended(self) -> None:
+        self.ends += 1
+
+    def came(self) -> tuple[bytes, bool]:
+        """What comes out while the loop is turned until nothing more does; and whether that was the end."""
+        found, over = b"", False
+        for _ in range(2000):
+            self.loop.run_until_complete(asyncio.sleep(0))
+            try:
+                data = self.near.recv(3000)
+            except BlockingIOError:
+                if not self.outlet._kept:
+                    break
+                continue
+            found, over = found + data, not data
+            if over:
+                break
+        return found, over
+
+    def close(self) -> None:
+        self.outlet.stop()
+        self.sink.close()
+        self.near.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def out() -> Iterator[Out]:
+    made = Out()
+    yield made
+    made.close()
+
+
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=8))
+@settings(max_examples=30)
+def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(sizes: list[int]) -> None:
+    out = Out()
+    try:
+        frames = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
+        assert all(out.outlet.put(frame) for frame in frames)
+        out.outlet.finish()
+        assert out.came() == (b"".join(frames), True)
+        assert (out.ends, out.outlet.over) == (1, True)
+    finally:
+        out.close()
+
+
+def test_a_peer_that_does_not_read_is_known_by_the_frames_that_are_kept(out: Out) -> None:
+    taken = [out.outlet.put(bytes(40_000)) for _ in range(10)]
+    assert taken == [True] * 8 + [False] * 2
+    assert out.came()[0] == bytes(400_000)
+    assert out.outlet.put(b"again"), "once it has read there is room"
+
+
+def test_into_a_socket_that_is_gone_nothing_goes_and_the_end_is_told_once(out: Out) -> None:
+    out.outlet.put(bytes(40_000))
+    out.near.close()
+    out.loop.run_until_complete(asyncio.sleep(0.01))
+    assert out.outlet.put(b"more")
+    assert (out.ends, out.outlet.over) == (0, False), "who reads there knows why"
+    out.outlet.finish()
+    out.outlet.finish()
+    assert (out.ends, out.outlet.over) == (1, True)
+
+
+def test_after_stop_an_outlet_watches_nothing(out: Out) -> None:
+    out.outlet.put(bytes(40_000))
+    out.outlet.stop()
+    assert out.loop.remove_writer(out.sink.fileno()) is False
+    assert out.outlet.put(b"late")
+    assert out.ends == 0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rdmaconnect.exchange import zmtp
 from rdmaconnect.exchange.zmtp import FRAMES_MAX, Fault, Filter, ZmtpError
 
 NULL, CURVE = b"NULL", b"CURVE"
@@ -356,3 +357,36 @@ def test_after_the_handshake_there_is_no_refusal_any_more() -> None:
     with pytest.raises(ZmtpError):
         filter_.take(command(b"ERROR", b"\x03400"))
     assert filter_.refused == ""
+
+
+# ---- what is not for ZeroMQ
+
+
+@pytest.mark.parametrize("size", [0, 1, 23, 24, 25, 255, 256, 70_000])
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_without_keys_the_messages_come_out_whole_however_they_come(size: int, step: int) -> None:
+    if size > 1000 and step == 1:
+        step = 50
+    messages = [bytes([n]) * size for n in range(3)]
+    data = zmtp.HANDSHAKE + b"".join(map(zmtp.framed, messages))
+    made, found = Filter(b"NULL", True, 100_000), []
+    passed = b"".join(made.take(data[at : at + step]) for at in range(0, len(data), step))
+    found = list(made.messages)
+    assert found == messages
+    assert passed == data
+    assert made.shaken
+
+
+def test_with_keys_no_message_is_kept() -> None:
+    assert not Filter(b"CURVE", True, 1000).messages
+
+
+def test_pings_are_told_with_their_contexts() -> None:
+    made = Filter(b"NULL", True, 1000)
+    pings = [bytes([4, 7 + len(c)]) + b"\x04PING\0\x0a" + c for c in (b"", b"context", bytes(16))]
+    made.take(zmtp.HANDSHAKE + b"".join(pings))
+    assert list(made.pings) == [b"", b"context", bytes(16)]
+    assert zmtp.pong(b"context") == b"\x04\x0c\x04PONGcontext"
+    peer = Filter(b"NULL", True, 1000)
+    peer.take(zmtp.HANDSHAKE + b"".join(map(zmtp.pong, made.pings)))
+    assert not peer.pings

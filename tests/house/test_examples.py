@@ -80,6 +80,14 @@ def test_many_connections_come_from_one_exchange(hosts: Software, capsys: pytest
     assert "; the sum is 4950" in said
 
 
+def test_requests_go_over_connections_that_are_ready(hosts: Software, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("pool")
+    play(module.serve, module.ask)
+    said = capsys.readouterr().out
+    assert "8 requests answered" in said
+    assert "8 requests over 8 queue pairs, verified" in said
+
+
 def test_a_connection_outlives_its_server(hosts: Software, capsys: pytest.CaptureFixture[str]) -> None:
     module = example("reconnect")
     play(module.serve, module.count)

@@ -58,6 +58,8 @@ MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
     "dial": {"url", "tcp"},
     "service": set(),
     "relay": set(),
+    "plain": {"relay", "zmtp"},
+    "carried": {"link", "relay"},
     "link": {"curve", "zmtp"},
     "zap": {"link", "service"},
     "verdicts": {"zmtp"},
@@ -66,10 +68,12 @@ MAY_IMPORT_OF_EXCHANGE: dict[str, set[str]] = {
     "channel": {
         "alive",
         "budget",
+        "carried",
         "curve",
         "zmtp",
         "link",
         "long_frames",
+        "plain",
         "relay",
         "service",
         "tcp",
@@ -206,7 +210,7 @@ def test_only_the_link_its_keys_and_who_is_asked_for_them_know_zeromq() -> None:
 
 def test_only_what_waits_knows_asyncio() -> None:
     # waiting: the awaitable events of the objects, for users without a connection; the exchange: its one thread's loop
-    exchange = {"exchange.service", "exchange.relay", "exchange.channel", "exchange.alive"}
+    exchange = {f"exchange.{name}" for name in ("service", "relay", "carried", "channel", "alive")}
     assert {name for name in FILES if "asyncio" in foreign(name)} == {
         "runtime.procedure",
         "objects.waitable",

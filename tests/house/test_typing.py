@@ -74,7 +74,11 @@ def use(peer: str, key: str | None = None) -> None:
     one = rdmaconnect.connect(peer, qp_type="UD")
     two = rdmaconnect.connect(peer, qp_type="UD", via=one)
     met = rdmaconnect.meet("*:18516", peer, regions={"board": memoryview(bytearray(8))}, traffic_class=96)
-    for conn in (*many, one, two, met):
+    with rdmaconnect.Pool(peer, 4, qp_type="RC", timeout=16, deadline_s=None) as pool:
+        pool.warm(deadline_s=5)
+        pooled: Connection = pool.acquire(deadline_s=None)
+        print(pool.idle, pool.spare, pool.closed)
+    for conn in (*many, one, two, met, pooled):
         conn.reconnect(deadline_s=3)
         conn.close()
     try:
@@ -93,6 +97,9 @@ async def use_async(peer: str) -> None:
         second: bytes = await conn.read("board")
         count: int = await conn.read_into(bytearray(5), "board")
         print(second, count)
+    async with rdmaconnect.AsyncPool(peer, spare=2, secret="a secret of one job") as pool:
+        async with await pool.acquire() as pooled:
+            await pooled.send(b"x")
         transfer: rdmaconnect.AsyncTransfer = await conn.post_read(bytearray(5), "board")
         async with conn.batch() as batch, conn.recv_view() as view:
             await asyncio.gather(await batch.post_send(view), transfer, (await conn.post_write(b"x", "board")).wait())
@@ -112,6 +119,8 @@ WRONG = {
     "a type that cannot be connected": 'rdmaconnect.connect("peer", qp_type="TCP")',
     "an option of the wrong side": 'rdmaconnect.connect("peer", share_ud=True)',
     "seconds as text": 'rdmaconnect.connect("peer", deadline_s="soon")',
+    "an option that a pool has not": 'rdmaconnect.Pool("peer", 4, max_size=8)',
+    "a connection that was not awaited": 'rdmaconnect.AsyncPool("peer").acquire().close()',
     "many from the call that makes one": 'rdmaconnect.connect("peer", count=3)',
     "one from the call that makes many": 'rdmaconnect.connect_many("peer", 3).send(b"x")',
     "regions without names": "rdmaconnect.listen(regions=[bytearray(8)])",

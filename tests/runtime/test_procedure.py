@@ -88,8 +88,8 @@ def test_a_procedure_is_told_which_descriptors_can_be_read(tell: Tell, pipes: li
 def test_what_comes_while_it_sleeps_wakes_it(tell: Tell, pipes: list[tuple[int, int]]) -> None:
     (a, to_a), _, _ = pipes
     timer = threading.Timer(0.05, os.write, (to_a, b"x"))
-    timer.start()
     started = time.monotonic()
+    timer.start()
     assert tell(wait(a, seconds=None)) == {a}
     assert 0.03 < time.monotonic() - started < 5
     timer.join()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -27,7 +28,7 @@ from rdmaconnect.agreement.options import Options
 from rdmaconnect.errors import DeviceError, VerbsError
 from rdmaconnect.objects.context import open_device
 from rdmaconnect.session import watch
-from rdmaconnect.session.ports import choose_ports
+from rdmaconnect.session.ports import choose_ports, known_ports
 
 #: verbs that read what is remembered
 READS = ("ibv_query_device", "ibv_query_device_ex", "ibv_query_port", "ibv_query_pkey", "_ibv_query_gid_table")
@@ -184,6 +185,21 @@ def test_of_ports_whose_network_device_is_elsewhere_nothing_is_kept() -> None:
     with Software([Device(ports=[Port(gids=["192.0.2.1"])])]) as software:
         choose_ports(Options())
         assert read_by(software, lambda: choose_ports(Options()))
+
+
+def test_what_is_remembered_is_given_without_a_wait(
+    software: Software, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert known_ports(Options(), "127.0.0.1") is None
+    choice = choose_ports(Options(), "127.0.0.1")
+    assert known_ports(Options(), "127.0.0.1") is choice
+    assert known_ports(Options(gid_index=0), "127.0.0.1") is None
+    with ThreadPoolExecutor(1) as threads, watch._lock:  # somebody opens a device just now
+        assert threads.submit(known_ports, Options(), "127.0.0.1").result(5) is None
+    software.devices[0].ports[0].lid = 5
+    assert known_ports(Options(), "127.0.0.1") is None
+    software.listed.clear()
+    assert known_ports(Options(), "127.0.0.1") is None
 
 
 def test_a_name_may_stand_for_another_address_at_any_time(software: Software, monkeypatch: pytest.MonkeyPatch) -> None:
