@@ -29,7 +29,8 @@ class DataPath(Posting):
         sent = self.try_post(_SEND, data)
         if sent is None:
             return self._whole(Deadline(deadline_s), _SEND, data)
-        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
+        self.engine.progress()
+        return None if sent.status == 0 else self.finish(sent, Deadline(deadline_s))
 
     def write(
         self, data: BufferLike | MR, region: RemoteRegion | str, offset: int, imm: int | None, deadline_s: float | None
@@ -40,7 +41,8 @@ class DataPath(Posting):
         sent = self.try_post(*work)
         if sent is None:
             return self._whole(Deadline(deadline_s), *work)
-        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
+        self.engine.progress()
+        return None if sent.status == 0 else self.finish(sent, Deadline(deadline_s))
 
     def begin_send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[Sent]:
         """Post a message."""
