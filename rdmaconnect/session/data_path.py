@@ -1,79 +1,25 @@
-"""What moves over a connection: messages, RDMA writes and reads, and the memory that they pass through."""
+"""What moves over a connection: messages, RDMA writes and reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
-from textwrap import shorten
 from typing import Any
 
-from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
-from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
-from ..agreement.path import Path
-from ..errors import CompletionError, StateError, shown
-from ..objects.address import AddressHandle, UdAddress
+from ..abi import QpType, WrOpcode
+from ..agreement.endpoint import RemoteRegion
 from ..objects.buffer_like import BufferLike
-from ..objects.buffers import Buffer, hold
-from ..objects.memory import MR, MemoryLike
+from ..objects.memory import MR
 from ..runtime.deadline import Deadline
-from ..runtime.procedure import Call, Procedure
-from .receiving import Receiving
-from .staging import Staging
-from .transceiver import Source
-from .transfer import LONGEST, Part, Piece, Sent, parts, words
+from ..runtime.procedure import Procedure
+from .posting import Posting, Work
+from .transfer import Sent
 
-__all__ = ["DataPath", "Work"]
+__all__ = ["DataPath"]
 
-#: the arguments of :meth:`DataPath.try_post`: opcode, data, region, offset, imm
-Work = tuple[WrOpcode, "BufferLike | MR", "RemoteRegion | None", int, "int | None"]
-
-#: the staging memory has room for so many of the longest messages
-_STAGES = 4
-#: bytes of those at most, whatever the peer says that it takes: what is longer is registered where it is
-_STAGE_MAX = 256 * 1024
-_NOWHERE = (0, 0, 0)
-#: what goes inline if it is short
-_PLAIN = frozenset((bytes, bytearray))
-_SEND, _WRITE, _WRITE_IMM, _READ = (
-    WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_WRITE_WITH_IMM, WrOpcode.RDMA_READ
-)  # fmt: skip
+_SEND, _WRITE, _WRITE_IMM = WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_WRITE_WITH_IMM
 
 
-class DataPath(Receiving):
-    """One queue pair in RTS toward one peer; :class:`~rdmaconnect.session.base.BaseConnection` gives it both.
-
-    Each transfer is begun in the same way: :meth:`try_post` posts what can be posted without any waiting, and
-    :meth:`posting` what must be copied, registered or divided first, or finds no room. What is waited for is the
-    :class:`~rdmaconnect.session.transfer.Sent` that both give.
-
-    Attributes:
-        max_send_size: bytes of the longest message that can be sent.
-    """
-
-    local: Endpoint
-    peer: Endpoint
-    path: Path
-    ah: AddressHandle | None
-    remote: Mapping[str, RemoteRegion]
-    _source: Source
-    to: UdAddress | None
-
-    def _begin(self) -> None:
-        """There is a peer: how long may messages to it be?"""
-        super()._begin()
-        #: bytes of the longest message between the two ports, as far as they are told
-        self._longest = min(LONGEST, *(end.port.max_msg_sz or LONGEST for end in (self.local, self.peer)))
-        most = min(self.peer.recv_size, self._longest)
-        self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
-        self._stage_size = min(self.max_send_size, _STAGE_MAX)
-        self._inline = min(self.transceiver.qp.max_inline_data, self.max_send_size)
-        self._staging: Staging | None = None
-
-    def _end(self) -> None:
-        """Free what was for that peer."""
-        if self._staging is not None:
-            self._staging.mr.close()
+class DataPath(Posting):
+    """One queue pair in RTS toward one peer; :class:`~rdmaconnect.session.base.BaseConnection` gives it both."""
 
     # ---- what is asked for
 
@@ -83,7 +29,8 @@ class DataPath(Receiving):
         sent = self.try_post(_SEND, data)
         if sent is None:
             return self._whole(Deadline(deadline_s), _SEND, data)
-        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
+        self.engine.progress()
+        return None if sent.status == 0 else self.finish(sent, Deadline(deadline_s))
 
     def write(
         self, data: BufferLike | MR, region: RemoteRegion | str, offset: int, imm: int | None, deadline_s: float | None
@@ -94,7 +41,8 @@ class DataPath(Receiving):
         sent = self.try_post(*work)
         if sent is None:
             return self._whole(Deadline(deadline_s), *work)
-        return None if self.finished(sent) else self.finish(sent, Deadline(deadline_s))
+        self.engine.progress()
+        return None if sent.status == 0 else self.finish(sent, Deadline(deadline_s))
 
     def begin_send(self, data: BufferLike | MR, deadline_s: float | None) -> Procedure[Sent]:
         """Post a message."""
@@ -142,254 +90,3 @@ class DataPath(Receiving):
     def _whole(self, deadline: Deadline, *work: Any) -> Procedure[None]:
         sent = yield from self.posting(deadline, *work)
         yield from self.finish(sent, deadline)
-
-    # ---- posting
-
-    def try_post(
-        self,
-        opcode: WrOpcode,
-        data: BufferLike | MR,
-        region: RemoteRegion | None = None,
-        offset: int = 0,
-        imm: int | None = None,
-    ) -> Sent | None:
-        """Post what is registered, or goes inline, if there is room for it now; None else."""
-        if data.__class__ in _PLAIN and self.to is None and imm is None:
-            length = len(data)
-            if not 0 < length <= self._inline:
-                return None
-            target = None if region is None else region.slice(offset, length)
-            sent = Sent(opcode, length)
-            return sent if self.transceiver.post_inline(sent, data, target) else None
-        if not isinstance(data, MR) or data.length > (self.max_send_size if region is None else self._longest):
-            return None
-        length = data.length
-        place = (self._mine(data, opcode).addr, length, data.lkey)
-        target = None if region is None else _target(region, offset, length, imm)
-        sent = Sent(opcode, length)
-        return sent if self.transceiver.post(sent, Part(opcode, place, target, imm), self.to) else None
-
-    def posting(
-        self,
-        deadline: Deadline,
-        opcode: WrOpcode,
-        data: BufferLike | MR,
-        region: RemoteRegion | None = None,
-        offset: int = 0,
-        imm: int | None = None,
-        into: list[Piece] | None = None,
-    ) -> Procedure[Sent]:
-        """Give the data a registered address, wait for room, and post it; or put it ``into`` a list to be posted."""
-        with _held(data) as source:
-            length = source.length
-            sent = Sent(opcode, length)
-            if region is None and length > self.max_send_size:
-                raise ValueError(f"{sent.doing}: {self._why_too_long()}")
-            target = None if region is None else _target(region, offset, length, imm)
-            place, inline = _NOWHERE, None
-            try:
-                if isinstance(source, MR):
-                    place = (self._mine(source, opcode).addr, length, source.lkey)
-                elif source.device is None and 0 < length <= self._inline:
-                    inline = bytes(source.view)
-                elif source.device is None and 0 < length <= self._stage_size:
-                    place = yield from self._staged(sent, source.view, deadline, into)
-                elif length:
-                    # it holds the buffer for itself; in a worker, where Ctrl-C leaves none to nobody
-                    make = partial(self.register, source.owner, AccessFlags(0))
-                    mr = yield Call(make, deadline, sent.doing, undo=MR.close)
-                    place, sent.release = (mr.addr, length, mr.lkey), mr.close
-                yield from self._post(sent, Part(opcode, place, target, imm, inline), deadline, into)
-            except BaseException:
-                self._give_up(sent, into)
-                raise
-        return sent
-
-    def reading(
-        self,
-        buffer: BufferLike | MR,
-        region: RemoteRegion | str,
-        length: int | None,
-        offset: int,
-        deadline: Deadline,
-        into: list[Piece] | None = None,
-    ) -> Procedure[Sent]:
-        """Have the peer's memory read into registered memory; or put that ``into`` a list to be posted."""
-        self._need("RDMA read", QpType.RC)
-        room = _room(buffer)
-        length = room if length is None else length
-        source = self._region(region).slice(offset, length)
-        if length > room:
-            raise ValueError(f"read {length} bytes: the buffer has {room}")
-        sent = Sent(_READ, length)
-        if not length:
-            sent.posted = True
-            sent.ended()
-            return sent
-        try:
-            if isinstance(buffer, MR):
-                mr = self._mine(buffer, _READ)
-            else:
-                mr = self.register(buffer, AccessFlags.LOCAL_WRITE)
-                sent.release = mr.close
-            yield from self._post(sent, Part(_READ, (mr.addr, length, mr.lkey), source), deadline, into)
-        except BaseException:
-            self._give_up(sent, into)
-            raise
-        return sent
-
-    def _post(self, sent: Sent, whole: Part, deadline: Deadline, into: list[Piece] | None) -> Procedure[None]:
-        """Post it, as several work requests where one may not be so long; or put it into the list."""
-        work = [] if into is None else into
-        if sent.length <= self._longest:
-            work.append(Piece(sent, whole, True))
-        else:
-            opcode, place, target, imm, _ = whole
-            divided = list(parts(opcode, place, target, imm, self._longest))
-            work += [Piece(sent, part, part is divided[-1]) for part in divided]
-        if into is None or len(work) >= self.transceiver.sizes.send_depth:
-            yield from self.post_list(work, deadline)
-
-    def post_list(self, work: list[Piece], deadline: Deadline) -> Procedure[None]:
-        """Post all of a list, as there is room, and empty it."""
-        if work:
-            post = partial(self.transceiver.post_list, work, self.to)
-            first = work[0].sent
-            doing = first.doing if first is work[-1].sent else f"post {len(work)} work requests"
-            yield from self._until(post, deadline, doing)
-
-    def drop(self, work: list[Piece]) -> None:
-        """Have nothing of a list posted."""
-        for piece in work:
-            self._give_up(piece.sent, None)
-        work.clear()
-
-    def _give_up(self, sent: Sent, into: list[Piece] | None) -> None:
-        """Of what was not posted to its end nothing more is."""
-        if into is not None:
-            into[:] = [piece for piece in into if piece.sent is not sent]
-        with self.engine.lock:
-            if not sent.posted:
-                sent.posted = True
-                sent.ended(WcStatus.WR_FLUSH_ERR)
-
-    def _staged(
-        self, sent: Sent, data: memoryview, deadline: Deadline, into: list[Piece] | None
-    ) -> Procedure[tuple[int, int, int]]:
-        """Copy it into the staging memory."""
-        if self._staging is None:
-            yield Call(self._make_staging, deadline, sent.doing)
-        staging = self._staging
-        assert staging is not None
-
-        def attempt() -> int | None:
-            with self.engine.lock:
-                place = staging.take(data)
-                if place is None:
-                    return None
-                sent.release = partial(staging.give_back, place)
-                return staging.mr.addr + place.start
-
-        addr = attempt()
-        if addr is None:
-            if into:  # nobody else gives back what is in there
-                yield from self.post_list(into, deadline)
-            addr = yield from self._until(attempt, deadline, sent.doing)
-        return addr, len(data), staging.mr.lkey
-
-    def _make_staging(self) -> None:
-        with self.engine.lock:
-            if self._staging is None:
-                self._staging = Staging(self.register, _STAGES * self._stage_size)
-
-    # ---- what has become of it
-
-    def finished(self, sent: Sent) -> bool:
-        """Whether it is done; never waits.
-
-        Raises:
-            CompletionError, PeerClosed: it failed.
-        """
-        if sent.status is None:
-            self.engine.progress()
-            if sent.status is None:
-                return False
-        if sent.status:
-            if sent.status == WcStatus.WR_FLUSH_ERR:
-                self.check_open()
-            raise self._over(sent.doing, self._failure(sent))
-        return True
-
-    def is_over(self, sent: Sent) -> bool:
-        """Whether nothing more comes of it; never waits."""
-        if sent.status is None:
-            with suppress(StateError):  # it is being closed
-                self.engine.progress()
-        return sent.status is not None
-
-    def finish(self, sent: Sent, deadline: Deadline) -> Procedure[None]:
-        """Wait until it is done."""
-        if sent.status is None:
-            yield from self._until(sent.over, deadline, sent.doing, flushed=True)
-        self.finished(sent)
-
-    def _failure(self, sent: Sent) -> CompletionError:
-        return CompletionError(
-            WcStatus(sent.status or 0), vendor_err=sent.vendor_err, wr_id=sent.wr_id, qp_num=self.local.qp_num,
-            opcode=str(sent.opcode), doing=f"{sent.doing} from {self.local} to {self.peer}",
-        )  # fmt: skip
-
-    # ---- memory
-
-    def _region(self, region: RemoteRegion | str) -> RemoteRegion:
-        if isinstance(region, RemoteRegion):
-            return region
-        if not isinstance(region, str):
-            raise TypeError(f"the region is {shown(region)}: give the name of one of the peer's, or a RemoteRegion")
-        if region not in self.remote:
-            there = shorten(", ".join(sorted(self.remote)), 200, placeholder=" ...")
-            raise LookupError(f"the peer has no region {shown(region)}; it has {there or 'none'}")
-        return self.remote[region]
-
-    def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
-        self.check_open()
-        return MR(self.engine.pd, buffer, access)
-
-    def _mine(self, mr: MR, opcode: WrOpcode) -> MR:
-        """A region of the caller's, which this queue pair can use: else it would fail with words about the peer."""
-        mr.pointer  # noqa: B018  it is open
-        if mr.pd.base is not self.engine.pd:
-            raise ValueError(
-                f"{words(opcode, mr.length)}: {mr.name} is registered in another protection domain ({mr.pd.name}) "
-                f"than {self!r} has. Register the memory with its register()."
-            )
-        return mr
-
-    def _why_too_long(self) -> str:
-        if self.ah is not None and self.max_send_size == MTU_BYTES[self.path.path_mtu]:
-            return f"a datagram carries at most the path MTU, {self.max_send_size} bytes. Use RC."
-        if self.max_send_size < self.peer.recv_size:
-            ends = f"{self.local.port} and {self.peer.port}"
-            return f"{ends} take at most {self.max_send_size} in one message. Use write(), it sends several."
-        other_way = "" if self.ah is not None else ", or use write()"
-        takes = f"the peer takes at most {self.max_send_size} in one message"
-        return f"{takes}. Give the peer a larger recv_size{other_way}."
-
-
-def _target(region: RemoteRegion, offset: int, length: int, imm: int | None) -> RemoteRegion:
-    """Where a write goes."""
-    if imm is not None and not (length and 0 <= imm < 1 << 32):
-        raise ValueError(f"write {length} bytes with imm {imm}: give at least one byte, and 32 bits")
-    return region.slice(offset, length)
-
-
-def _held(data: BufferLike | MR) -> AbstractContextManager[MR | Buffer]:
-    """The memory of what is to be sent; who gives an MR goes on to hold it."""
-    return nullcontext(data) if isinstance(data, MR) else hold(data)
-
-
-def _room(into: BufferLike | MR) -> int:
-    with _held(into) as target:
-        if isinstance(target, Buffer) and target.readonly:
-            raise ValueError(f"read into a read-only {type(into).__name__}: give a writable one")
-        return target.length

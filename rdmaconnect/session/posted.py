@@ -8,11 +8,13 @@ from typing import Any, Generic, TypeVar
 
 from ..abi import WrOpcode
 from ..agreement.endpoint import RemoteRegion
+from ..errors import StateError
 from ..objects.buffer_like import BufferLike
 from ..objects.memory import MR
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, arun, run
 from .end import End
+from .posting import Work
 from .transfer import Piece, Sent
 
 __all__ = ["AsyncBatch", "AsyncTransfer", "Batch", "Transfer"]
@@ -55,7 +57,7 @@ class Transfer(_Posted):
 
         Raises:
             DeadlineExceeded: it is still on its way; wait again, or close.
-            CompletionError: it failed. WR_FLUSH_ERR: it was not begun, since one before it had failed.
+            CompletionError: it failed. WR_FLUSH_ERR: one before it had failed, or it was never posted.
             PeerClosed: the peer went before it was done.
             StateError: this side was closed before it was done.
 
@@ -88,6 +90,7 @@ class _Gathered(Generic[T]):
     def __init__(self, end: End, deadline_s: float | None) -> None:
         self._end, self._deadline = end, Deadline(deadline_s)
         self._work: list[Piece] = []
+        self._ended = False
 
     def _add(
         self,
@@ -96,21 +99,32 @@ class _Gathered(Generic[T]):
         offset: int = 0,
         imm: int | None = None,
     ) -> Procedure[T]:
-        if region is None:
-            self._end.check_open()
-            sent = yield from self._end.posting(self._deadline, WrOpcode.SEND, data, into=self._work)
+        end = self._open()
+        work: Work = (WrOpcode.SEND, data, None, 0, None)
+        if region is not None:
+            work = end.writing(data, region, offset, imm)
+        piece = end.piece(*work)
+        if piece is None:
+            sent = yield from end.posting(self._deadline, *work, into=self._work)
         else:
-            work = self._end.writing(data, region, offset, imm)
-            sent = yield from self._end.posting(self._deadline, *work, into=self._work)
-        return self._kind(self._end, sent)
+            sent = piece.sent
+            yield from end.add(piece, self._deadline, self._work)
+        return self._kind(end, sent)
 
     def _add_read(
         self, buffer: BufferLike | MR, region: RemoteRegion | str, length: int | None, offset: int
     ) -> Procedure[T]:
-        sent = yield from self._end.reading(buffer, region, length, offset, self._deadline, self._work)
+        sent = yield from self._open().reading(buffer, region, length, offset, self._deadline, self._work)
         return self._kind(self._end, sent)
 
+    def _open(self) -> End:
+        self._end.check_open()
+        if self._ended:
+            raise StateError("post in a batch: it has ended, and what was in it is posted. Begin another.")
+        return self._end
+
     def _post(self, failed: bool) -> Procedure[None]:
+        self._ended = True
         try:
             if not failed:
                 yield from self._end.post_list(self._work, self._deadline)
@@ -121,9 +135,10 @@ class _Gathered(Generic[T]):
 class Batch(_Gathered[Transfer]):
     """Transfers that are posted as one list, with one doorbell, at the end of ``with``; ``Connection.batch`` makes it.
 
-    Its methods are those of ``Connection``. What is more than the queue takes (``send_depth``), or than the memory for
-    copies, is posted before the end. Only the last of a list, and one now and then, is signalled; each of the transfers
-    is told of its own end all the same. Where the block raises, what was not posted by then fails with WR_FLUSH_ERR.
+    Its methods are those of ``Connection``. It is of one thread at a time. What is more than the queue takes
+    (``send_depth``), or than the memory for copies, is posted before the end. Only the last of a list, and one now and
+    then, is signalled; each of the transfers is told of its own end all the same. Where the block raises, what was not
+    posted by then fails with WR_FLUSH_ERR.
     """
 
     _kind = Transfer

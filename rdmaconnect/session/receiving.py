@@ -52,7 +52,7 @@ class Receiving(Waiting):
             return None
         transceiver = self.transceiver
         with self.engine.lock:
-            message = self._message()
+            message = self._message() if self._lossy else self._inbox.popleft() if self._inbox else None
             if message is None:
                 return None
             slot, length = message

@@ -42,7 +42,7 @@ class Staging:
         self._view, self._size = memoryview(memory), size
         self._taken: deque[Place] = deque()
 
-    def take(self, data: memoryview) -> Place | None:
+    def take(self, data: bytes | bytearray | memoryview) -> Place | None:
         """Copy a message into a free part; None if there is none so long now."""
         length, taken = len(data), self._taken
         start = taken[-1].end if taken else 0

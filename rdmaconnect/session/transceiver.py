@@ -108,6 +108,10 @@ class Transceiver:
 
     # ---- out
 
+    def room(self) -> bool:
+        """Whether another send may be posted. Called with the engine's lock held."""
+        return len(self.sent) < self._most_sent
+
     def post(self, sent: Sent, part: Part, to: UdAddress | None = None) -> bool:
         """Post a transfer of one work request.
 
@@ -209,7 +213,7 @@ class Transceiver:
         on_the_way = self.sent
         while on_the_way and on_the_way[0][0] <= wr_id:  # those before it that give no completion have succeeded
             posted, sent = on_the_way.popleft()
-            if posted == wr_id:
+            if status and posted == wr_id:
                 sent.ended(status, wc.vendor_err, wr_id)
             else:
                 sent.ended()

@@ -37,7 +37,7 @@ class Ours(Program):
         self.conns: list[rdmaconnect.Connection] = []
         self.listeners: dict[Any, rdmaconnect.Listener] = {}
         self.pool: rdmaconnect.Pool | None = None
-        self.playing: Any = None
+        self.playing: dict[int, rdmaconnect.Connection] = {}
         self.object: Any = None
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -137,20 +137,19 @@ class Ours(Program):
 
     # ---- data
 
-    def lasting(self, port: int) -> Any:
-        """A connection that polls as long as it waits, kept for the next time."""
-        if self.playing is None:
-            if self.listens:
-                self.playing = self.listening(SPIN).accept(deadline_s=PATIENCE_S, tolerant=False)
-            else:
-                self.playing = connect(self.url(port), spin=SPIN, deadline_s=PATIENCE_S)
-        else:
+    def lasting(self, port: int, spin: int = rdmaconnect.Options().spin) -> rdmaconnect.Connection:
+        """A connection that is kept for the next time."""
+        if spin in self.playing:
             self.ready()
-        return self.playing
+        elif self.listens:
+            self.playing[spin] = self.listening(spin).accept(deadline_s=PATIENCE_S, tolerant=False)
+        else:
+            self.playing[spin] = connect(self.url(port), spin=spin, deadline_s=PATIENCE_S)
+        return self.playing[spin]
 
     def pingpong(self, iters: int, port: int) -> dict[str, Any]:
         """So many messages to and fro through ``send`` and ``recv``."""
-        conn, data, came = self.lasting(port), pattern(self.listens), b""
+        conn, data, came = self.lasting(port, SPIN), pattern(self.listens), b""
         begin = now()
         if self.listens:
             for _ in range(iters):

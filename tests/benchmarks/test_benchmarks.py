@@ -110,7 +110,7 @@ class Sides:
             for end in (
                 side.pool,
                 *side.listeners.values(),
-                side.playing,
+                *side.playing.values(),
                 side.object and side.object.kept,
                 side.listener,
             ):

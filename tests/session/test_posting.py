@@ -239,6 +239,15 @@ def test_nothing_of_a_batch_that_raises_is_posted(software: Software) -> None:
         here.send(b"the memory of y is free again")
 
 
+def test_a_batch_that_has_ended_takes_nothing_more(software: Software) -> None:
+    with connected(listen={"regions": {"far": bytearray(8)}}) as (here, _):
+        with here.batch() as batch:
+            pass
+        for post in (lambda: batch.post_send(b"x"), lambda: batch.post_read(bytearray(8), "far")):
+            with pytest.raises(StateError, match="it has ended"):
+                post()
+
+
 def test_of_a_list_that_the_device_refuses_the_rest_fails(software: Software) -> None:
     with connected() as (here, there):
         software.on("ibv_post_send", fail=12, times=1)
