@@ -66,10 +66,14 @@ class Receiving(Waiting):
         inbox = self._inbox
         while inbox:
             message = inbox.popleft()
-            if not (self._lossy and self.conversation.is_probe(self.transceiver.payload(*message))):
+            if not (self._lossy and self._is_probe(message)):
                 return message
             self.transceiver.repost(message[0])
         return None
+
+    def _is_probe(self, message: Message) -> bool:
+        """Whether it is a probe that came a second time."""
+        return self.conversation.is_probe(self.transceiver.payload(*message))
 
     def recv_into(self, buffer: BufferLike, deadline_s: float | None) -> Procedure[int]:
         self.check_open()
@@ -115,6 +119,8 @@ class Receiving(Waiting):
 
     def _imm(self) -> int | None:
         with self.engine.lock:
+            while self._lossy and self._inbox and self._is_probe(self._inbox[0]):
+                self.transceiver.repost(self._inbox.popleft()[0])  # nobody may call recv(), and a write needs a slot
             if not self.transceiver.immediates:
                 return None
             slot, imm = self.transceiver.immediates.popleft()

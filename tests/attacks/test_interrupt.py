@@ -40,7 +40,7 @@ class Scene:
                 self.addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
         self.thread = threading.Thread(target=half)
         self.thread.start()
-        if what in ("close", "recv", "write", "batch", "reconnect"):
+        if what in ("close", "recv", "write", "batches", "reconnect"):
             self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10)
         self.pool = rdmaconnect.Pool(self.listener.url, 2) if what in ("acquire", "close a pool") else None
         self.calls: dict[str, Callable[[], Any]] = {
@@ -53,7 +53,7 @@ class Scene:
             "listen": lambda: rdmaconnect.listen("127.0.0.1:0"),
             "recv": lambda: self._made.recv(deadline_s=0.03),
             "write": lambda: [self._made.write(bytes(2000), "there", deadline_s=1) for _ in range(30)],
-            "batch": self._batches,
+            "batches": self._batches,
             "reconnect": lambda: self._made.reconnect(deadline_s=3),
             "meet": lambda: rdmaconnect.meet(*self.addresses, deadline_s=3),
         }
@@ -127,7 +127,7 @@ WHAT = [
     "listen",
     "recv",
     "write",
-    "batch",
+    "batches",
     "reconnect",
     "meet",
 ]

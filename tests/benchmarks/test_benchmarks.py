@@ -360,7 +360,7 @@ MOST_CALLS = {
     "connect, the first": 6700,
     "close": 1300,
     "connect, the second": 3700,
-    "send and recv of 64 bytes": 42,
+    "send and recv of 64 bytes": 40,
     "one of connect_many(10)": 640,
     "close one of 10": 225,
     "from rdmaconnect import connect, listen": 112_000,

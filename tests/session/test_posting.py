@@ -358,6 +358,16 @@ def test_wrong_arguments_are_refused_before_anything_is_posted(software: Softwar
         assert posted.calls == []
 
 
+def test_a_probe_that_comes_late_gives_its_slot_back_to_whoever_waits_for_a_write(software: Software) -> None:
+    with connected("UC", listen={"recv_depth": 1, "regions": {"far": bytearray(8)}}) as (here, there):
+        here.send(here._end.conversation.id)
+        here.write(b"lost", "far", imm=1)
+        with pytest.raises(DeadlineExceeded):
+            there.recv_imm(deadline_s=0.01)
+        here.write(b"seen", "far", imm=2)
+        assert there.recv_imm(deadline_s=PATIENCE_S) == 2
+
+
 # ---- asyncio
 
 
