@@ -54,8 +54,10 @@ def on_device(monkeypatch: pytest.MonkeyPatch, node: Node, step: str, do: Any) -
     """Before a queue pair of this node takes a step, ``do(transceiver, path)`` gives the path to use."""
     real = getattr(Transceiver, step)
 
-    def take(transceiver: Transceiver, path: Any) -> None:
-        real(transceiver, do(transceiver, path) if transceiver.endpoint.port.device == node.device else path)
+    def take(transceiver: Transceiver, path: Any, step: Any = None) -> None:
+        if transceiver.endpoint.port.device == node.device:
+            path, step = do(transceiver, path), None  # the one made ready is of the path as it was
+        real(transceiver, path, step)
 
     monkeypatch.setattr(Transceiver, step, take)
 
