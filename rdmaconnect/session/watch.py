@@ -10,8 +10,9 @@ nothing else:
 - devices: their names, and what sysfs knows each by, which is another number for one that was removed and made anew.
 
 The kernel fills GID tables some time after an address has changed: so for a while after a change nothing is kept.
-It is one for each network namespace, and goes when nobody has asked for some seconds, with its descriptors; so long the
-devices stay open too.
+It is one for each network namespace, and goes at such a sign and when nobody has asked for some seconds, with its
+descriptors. So long the devices stay open too, and no longer: the kernel waits until a device that is removed is let go,
+and while it waits, rxe takes its network from the other devices of the namespace.
 
 Source: rtnetlink(7), netlink(7), ibv_get_async_event(3).
 """
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-from ..errors import RdmaConnectError
+from ..errors import RdmaConnectError, VerbsError
 from ..exchange import service
 from ..objects.context import Context, device_names, one_list, open_apart, open_device
 from ..objects.sysfs import kernel_devices
@@ -59,15 +60,16 @@ class _Watch:
         self._events: dict[str, Context] = {}
         #: so that the next connection finds them open
         self._kept_open: list[Context] = []
-        self._poll = select.poll()
+        self._signs, self._heard = select.epoll(), False
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         try:
             self._socket.bind((0, _GROUPS))
-            self._poll.register(self._socket, select.POLLIN)
+            self._signs.register(self._socket, select.EPOLLIN)
             self._sysfs = {*os.listdir(_INTERFACES)} >= {name for _, name in socket.if_nameindex()}
             self._devices = self._list()
         except BaseException:
             self._socket.close()
+            self._signs.close()
             raise
 
     def _list(self) -> tuple[object, dict[str, int]]:
@@ -86,22 +88,39 @@ class _Watch:
         for name in self._names if names is None else names:
             if name not in self._events:
                 context = self._events[name] = open_apart(name)
-                self._poll.register(context.events.fileno(), select.POLLIN)
+                self._signs.register(context.events.fileno(), select.EPOLLIN)
                 self._kept_open.append(open_device(name))
 
     def holds(self) -> bool:
         """Whether nothing has changed since it was made."""
-        return self._list() == self._devices and not self._poll.poll(0)
+        return self._list() == self._devices and not self._signs.poll(0)
 
     def disown(self) -> None:
         """In a child: what it watches is its parent's."""
         self._socket.close()
+        self._signs.close()
+
+    def listen(self, where: int) -> None:
+        """Go at the first sign of a change, whether anybody asks or not. In the service thread."""
+        service.loop().add_reader(self._signs.fileno(), _changed, where, self)
+
+    def changed(self) -> None:
+        """There was a sign: wait for no other. In the service thread."""
+        self._heard = True
+        service.loop().remove_reader(self._signs.fileno())
 
     def close(self) -> None:
+        """Give up its descriptors and devices."""
+        service.soon(self._end)
         self._socket.close()
         for context in (*self._events.values(), *self._kept_open):
             with contextlib.suppress(RdmaConnectError):  # the device is gone
                 context.close()
+
+    def _end(self) -> None:
+        if not self._heard:
+            self.changed()
+        self._signs.close()
 
 
 #: network namespace -> its watch, and the time from which on there may be one
@@ -184,8 +203,28 @@ def _current(where: int) -> _Watch | None:
     except (RdmaConnectError, OSError):  # no devices, no descriptors: what is read is not kept
         _drop(where)
         return None
+    service.soon(watch.listen, where)
     service.soon(_look_later, where, IDLE_S)
     return watch
+
+
+def _changed(where: int, watch: _Watch) -> None:
+    """There is a sign. In the service thread."""
+    watch.changed()
+    _give_up(where, watch)
+
+
+def _give_up(where: int, watch: _Watch) -> None:
+    if not _lock.acquire(blocking=False):  # somebody asks just now
+        service.loop().call_later(0.01, _give_up, where, watch)
+        return
+    try:
+        if _watches.get(where) is watch:
+            del _watches[where]
+            _settled[where] = time.monotonic() + SETTLE_S
+            here().submit(watch.close)  # to close a device may take a while
+    finally:
+        _lock.release()
 
 
 def _drop(where: int) -> None:
@@ -222,6 +261,8 @@ def forget() -> None:
         for where in list(_watches):
             _drop(where)
         _settled.clear()
+    with contextlib.suppress(RuntimeError, VerbsError):  # the process ends, or nothing was ever exchanged
+        service.do(int)  # what is closed there is closed
 
 
 def _forget() -> None:

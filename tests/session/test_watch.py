@@ -142,6 +142,14 @@ def test_a_device_that_was_added_and_one_that_was_removed(quick: None) -> None:
         assert [port.device for port in choose_ports(Options(), "127.0.0.1").ports] == ["two"]
 
 
+def test_a_device_that_goes_is_let_go_at_once_though_nobody_asks(software: Software, pairs: Any) -> None:
+    pairs()
+    assert software.alive["context"]
+    software.event("soft0", EventType.DEVICE_FATAL)
+    assert until(lambda: software.alive["context"] == 0, watch.IDLE_S / 2)
+    assert not watch._watches
+
+
 @pytest.mark.parametrize("event", [EventType.PORT_ERR, EventType.LID_CHANGE, EventType.SM_CHANGE, EventType.GID_CHANGE])
 def test_after_each_event_all_is_read_anew(software: Software, event: EventType, quick: None) -> None:
     choose_ports(Options())
