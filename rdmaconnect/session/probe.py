@@ -58,6 +58,7 @@ class Prober:
         self._call = self._deadline = deadline
         self._began = Deadline(None)
         self._sent: list[Sent] = []
+        self._turned = False
         self._sent_at = time.monotonic()
         room = sum(self._sizes)
         memory = mmap.mmap(-1, room * len(ends))
@@ -139,7 +140,9 @@ class Prober:
             and time.monotonic() - self._sent_at > AGAIN_S
             and not self._conversation.handshake.proved
         ):
-            self._waiting = self._work()
+            # each time the other way round: where the peer has one receive posted, the second of the two finds none
+            self._turned = not self._turned
+            self._waiting = self._work()[:: -1 if self._turned else 1]
         left = []
         for work in self._waiting:
             index, addr, size = work

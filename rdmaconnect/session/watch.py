@@ -110,7 +110,7 @@ class _Watch:
         service.loop().remove_reader(self._signs.fileno())
 
     def close(self) -> None:
-        """Give up its descriptors and devices."""
+        """Give up its descriptors and devices. Twice is fine, and so are two threads."""
         service.soon(self._end)
         self._socket.close()
         for context in (*self._events.values(), *self._kept_open):
@@ -118,14 +118,17 @@ class _Watch:
                 context.close()
 
     def _end(self) -> None:
-        if not self._heard:
-            self.changed()
-        self._signs.close()
+        if not self._signs.closed:
+            if not self._heard:
+                self.changed()
+            self._signs.close()
 
 
 #: network namespace -> its watch, and the time from which on there may be one
 _watches: dict[int, _Watch] = {}
 _settled: dict[int, float] = {}
+#: those that workers are closing
+_leaving: set[_Watch] = set()
 _lock = threading.RLock()
 
 
@@ -214,15 +217,26 @@ def _changed(where: int, watch: _Watch) -> None:
     _give_up(where, watch)
 
 
+def _leave(where: int, watch: _Watch) -> None:
+    """Have a worker close it: to close a device may take a while."""
+    del _watches[where]
+    _leaving.add(watch)
+
+    def close() -> None:
+        watch.close()
+        _leaving.discard(watch)
+
+    here().submit(close)
+
+
 def _give_up(where: int, watch: _Watch) -> None:
     if not _lock.acquire(blocking=False):  # somebody asks just now
         service.loop().call_later(0.01, _give_up, where, watch)
         return
     try:
         if _watches.get(where) is watch:
-            del _watches[where]
             _settled[where] = time.monotonic() + SETTLE_S
-            here().submit(watch.close)  # to close a device may take a while
+            _leave(where, watch)
     finally:
         _lock.release()
 
@@ -248,8 +262,7 @@ def _look(where: int) -> None:
         if left > 0:
             _look_later(where, left)
         elif watch is not None:
-            here().submit(watch.close)  # to close a device may take a while
-            del _watches[where]
+            _leave(where, watch)
     finally:
         _lock.release()
 
@@ -261,6 +274,8 @@ def forget() -> None:
         for where in list(_watches):
             _drop(where)
         _settled.clear()
+    for watch in list(_leaving):
+        watch.close()
     with contextlib.suppress(RuntimeError, VerbsError):  # the process ends, or nothing was ever exchanged
         service.do(int)  # what is closed there is closed
 
@@ -269,9 +284,10 @@ def _forget() -> None:
     """In a child: what its parent watches is not its own."""
     global _lock
     _lock = threading.RLock()
-    for watch in _watches.values():
+    for watch in (*_watches.values(), *_leaving):
         watch.disown()
     _watches.clear()
+    _leaving.clear()
 
 
 in_child(_forget)
