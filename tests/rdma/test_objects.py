@@ -112,8 +112,9 @@ def test_the_device_refuses_a_mask_without_any_one_required_bit(qps: QueuePair, 
         for bit in bits(row.required & ~M.STATE):
             mask = row.required & ~bit
             attr = {name: getattr(values, name) for b in bits(mask & ~M.STATE) for name in FIELDS[b]}
+            attr["qp_state"] = to
             with pytest.raises(ModifyError, match=f"missing: {bit}") as caught:
-                node1.call(qps._modify, {"qp_state": to, **attr}, mask, to, None)
+                node1.call(qps._modify, attr_struct(attr), attr, mask, to, None)
             assert caught.value.missing == bit
             refused += 1
         node1.call(qps.move, to, values)
