@@ -19,6 +19,7 @@ from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.context import Context, device_names, open_device
 from rdmaconnect.objects.memory import MR, PD
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest
+from rdmaconnect.objects.transition import attr_struct
 from rdmaconnect.runtime.deadline import Deadline, wait_readable
 
 
