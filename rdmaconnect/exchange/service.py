@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -48,6 +49,7 @@ def loop() -> asyncio.AbstractEventLoop:
             raise RuntimeError("the process ends: nothing is exchanged any more")
         if _loop is None:
             try:
+                _check_room()
                 made = asyncio.new_event_loop()
             except OSError as e:
                 raise VerbsError("epoll_create", e.errno or 0, "open an exchange") from None
@@ -59,6 +61,13 @@ def loop() -> asyncio.AbstractEventLoop:
                 raise
             _loop, _thread = made, thread
         return _loop
+
+
+def _check_room() -> None:
+    """Raise OSError if there are no three descriptors for a loop: of one that it cannot finish asyncio complains."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def _run(made: asyncio.AbstractEventLoop) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..abi import LinkLayer, PortState
@@ -31,33 +32,49 @@ def source_addresses(host: str) -> list[Gid]:
 
     Returns:
         One for each address of the host that there is a route to; empty if none. Nothing is sent.
+
+    Raises:
+        VerbsError: EMFILE, ENFILE.
     """
     found = []
     try:
         infos = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):  # no such name, or nothing that could be one
         return []
-    for family, kind, proto, _, address in infos:
-        with socket.socket(family, kind, proto) as probe:
-            try:
+    for family, _, _, _, address in infos:
+        probe = _datagrams(family)
+        if probe is not None:
+            with probe, suppress(OSError):
                 probe.connect(address)
-            except OSError:
-                continue
-            found.append(Gid.parse(probe.getsockname()[0]))
+                found.append(Gid.parse(probe.getsockname()[0]))
     return found
+
+
+def _datagrams(family: int) -> socket.socket | None:
+    """A UDP socket; None where there are none of this family.
+
+    Raises:
+        VerbsError: EMFILE, ENFILE.
+    """
+    try:
+        return socket.socket(family, socket.SOCK_DGRAM)
+    except OSError as e:
+        if e.errno in (errno.EMFILE, errno.ENFILE):
+            raise VerbsError("socket", e.errno, "find the way to the peer") from None
+        return None
 
 
 def gid_is_here(entry: GidEntry) -> bool:
     """Whether the GID is an address of this network namespace: only there can it be bound."""
     address = entry.gid.address
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    probe = _datagrams(family)
+    if probe is not None:
+        with probe, suppress(OSError):
             scope = interface_index(entry.netdev) if entry.gid.is_link_local and entry.netdev else 0
             probe.bind((str(address), 0) if address.version == 4 else (str(address), 0, 0, scope))
-        except OSError:
-            return False
-    return True
+            return True
+    return False
 
 
 def _merit(port: Port, sources: Sequence[Gid]) -> tuple[bool, bool, bool]:

@@ -111,7 +111,10 @@ class _Watch:
 
     def close(self) -> None:
         """Give up its descriptors and devices. Twice is fine, and so are two threads."""
-        service.soon(self._end)
+        try:
+            service.soon(self._end)
+        except VerbsError:  # there is no service thread, nor descriptors for one
+            self._signs.close()
         self._socket.close()
         for context in (*self._events.values(), *self._kept_open):
             with contextlib.suppress(RdmaConnectError):  # the device is gone

@@ -193,7 +193,11 @@ class Software:
     def close_fd(self, fd: int) -> None:
         """Close a descriptor of its own; for a while a guard takes its number, to see who still reads it."""
         self.descriptors.discard(fd)
-        guard = os.eventfd(GUARD, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            guard = os.eventfd(GUARD, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:  # none is left
+            os.close(fd)
+            return
         os.dup2(guard, fd, inheritable=False)
         os.close(guard)
         self._guards.append(fd)
