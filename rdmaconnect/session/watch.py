@@ -26,7 +26,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ..errors import RdmaConnectError, VerbsError
@@ -130,6 +130,8 @@ class _Watch:
 #: network namespace -> its watch, and the time from which on there may be one
 _watches: dict[int, _Watch] = {}
 _settled: dict[int, float] = {}
+#: one for each call that reads now: whoever puts another library in the place of this one waits for them
+_readers: list[object] = []
 #: those that workers are closing
 _leaving: set[_Watch] = set()
 _lock = threading.RLock()
@@ -151,7 +153,7 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
         kept: T | None = _look_up(where, key)
     if kept is not None:
         return kept
-    with one_list():
+    with _read(), one_list():
         with _lock:
             watch = _current(where)
             try:
@@ -167,6 +169,17 @@ def recall(key: Hashable, names: Sequence[str] | None, make: Callable[[], tuple[
                     watch.kept.clear()
                 watch.kept[key] = value
     return value
+
+
+@contextlib.contextmanager
+def _read() -> Iterator[None]:
+    """One reader more, while it lasts."""
+    reader = object()
+    _readers.append(reader)
+    try:
+        yield
+    finally:
+        _readers.remove(reader)
 
 
 def recalled(key: Hashable) -> Any:
@@ -289,8 +302,8 @@ def _forget() -> None:
     _lock = threading.RLock()
     for watch in (*_watches.values(), *_leaving):
         watch.disown()
-    _watches.clear()
-    _leaving.clear()
+    for those in (_watches, _leaving, _readers):
+        those.clear()
 
 
 in_child(_forget)

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import threading
+import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -83,10 +84,14 @@ class Software:
 
     def remove(self) -> None:
         """Give the place back. What was made lives on, and answers to who holds a pointer to it."""
-        if current() is self:
-            watch.forget()
-            set_current(None)
-            verbs.use(None)
+        end = time.monotonic() + 5
+        while current() is self:
+            with watch._lock:  # nobody makes another one meanwhile, of this library's devices
+                if not watch._readers or time.monotonic() > end:
+                    watch.forget()
+                    set_current(None)
+                    verbs.use(None)
+            time.sleep(0.001)
         self.network.close()
 
     def __enter__(self) -> Software:
