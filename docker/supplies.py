@@ -28,15 +28,23 @@ CROSS_PACKAGES = (
     "gcc-aarch64-linux-gnu", "gcc-powerpc64le-linux-gnu", "gcc-riscv64-linux-gnu", "gcc-s390x-linux-gnu",
     "libc6-dev-arm64-cross", "libc6-dev-ppc64el-cross", "libc6-dev-riscv64-cross", "libc6-dev-s390x-cross", "musl-dev",
 )  # fmt: skip
-PACKAGES = ("gcc", "ibverbs-providers", "ibverbs-utils", "iproute2", "kmod", "libc6-dev")
+PACKAGES = (
+    "gcc", "ibverbs-providers", "ibverbs-utils", "iproute2", "kmod", "libc6-dev", "librdmacm1", "rdmacm-utils",
+    # of the peer in C: tests/wire
+    "libibverbs-dev", "libmsgpack-c-dev|libmsgpack-dev", "libzmq3-dev",
+    # redis-server without the service that would be started of it
+    "redis-tools",
+)  # fmt: skip
 QEMU_PACKAGES = ("busybox-static", "qemu-system-x86")
 #: of what rdmaconnect is measured against
-BENCH_PACKAGES = ("libibverbs-dev", "perftest", "python3-pyverbs", "rdmacm-utils")
-#: and of PyPI
-PEERS = ("ibverbs==2026.10.22",)
+BENCH_PACKAGES = ("libibverbs-dev", "perftest", "python3-pyverbs")
+#: and of PyPI; and what else the tests try it with
+PEERS = ("ibverbs==2026.10.22", "mpi4py==4.1.2", "mpich==5.0.2", "redis==8.1.0")
+#: that of PyPI takes gigabytes
+TORCH = "python3-torch"
 #: of a Debian that is a container's, and has another Python
 BOX_PACKAGES = ("ibverbs-providers", "python3-venv")
-PACKAGES_MB, VENV_MB, KERNEL_MB, HEADERS_MB, BOX_MB, BOXES_MB = 600, 400, 900, 100, 400, 1500
+PACKAGES_MB, VENV_MB, KERNEL_MB, HEADERS_MB, BOX_MB, BOXES_MB, TORCH_MB = 900, 400, 900, 100, 400, 1500, 900
 FAILED = 125
 INIT = (ROOT / "docker/init.sh").read_text()
 
@@ -44,6 +52,10 @@ INIT = (ROOT / "docker/init.sh").read_text()
 FETCH = r"""
 set -euo pipefail; mkdir debs tree; cd debs; apt-get -qq download "$@"; cd ..
 for deb in debs/*; do dpkg-deb -x "$deb" tree; rm "$deb"; done
+"""
+# Inside, compiling is slow and what it yields is lost.
+COMPILE = """
+"$PYTHON" -m compileall -qq -j 0 tree/usr/lib/python3/dist-packages || true; mv tree made
 """
 # Make ./made of an unpacked kernel: vmlinuz, lib/modules, and an initrd of busybox and the modules for INIT.
 MAKE_KERNEL = r"""
@@ -125,22 +137,28 @@ def cache_locked() -> Iterator[None]:
         yield
 
 
+def missing(packages: Sequence[str]) -> list[str]:
+    """Those that are not installed. ``one|other`` is one of them by the names that it has in several Debians."""
+    names = [name for package in packages for name in package.split("|")]
+    known = ask("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names).splitlines()
+    return [package for package in packages if not any(f"{name} installed" in known for name in package.split("|"))]
+
+
 def install(*packages: str) -> None:
     """Install the Debian packages that are missing."""
     if not shutil.which("apt-get"):
         raise LabError("there is no apt-get: the lab needs a Debian machine (12 or later)")
-    known = ask("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *packages).splitlines()
-    if missing := [name for name in packages if f"{name} installed" not in known]:
+    if lacks := missing(packages):
         apt, usr = ["apt-get", "-qq", "-oDPkg::Lock::Timeout=300", "-oAcquire::Retries=3"], Path("/usr")
         step("reading the package lists", [*apt, "update"], usr)
-        argv = [*apt, "install", "--no-install-recommends", *missing]
-        step(f"installing {' '.join(missing)}", argv, usr, PACKAGES_MB)
+        names = [next((n for n in one.split("|") if ask("apt-cache", "show", n)), one.split("|")[0]) for one in lacks]
+        argv = [*apt, "install", "--no-install-recommends", *names]
+        step(f"installing {' '.join(names)}", argv, usr, PACKAGES_MB)
 
 
 def lacking(packages: Sequence[str], suites: Sequence[str]) -> int:
     """Megabytes that the packages, the virtual environment and the kernels that are not here yet take, at most."""
-    there = ask("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *packages)
-    size = PACKAGES_MB if any(f"{name} installed" not in there.splitlines() for name in packages) else 0
+    size = PACKAGES_MB if missing(packages) else 0
     size += 0 if (venv()[1] / "complete").exists() else VENV_MB
     return size + sum(KERNEL_MB for suite in set(suites) if not kernel_place(suite).exists())
 
@@ -179,6 +197,32 @@ def peers(python: Path) -> Path:
             ask(place / "bin/python", "-m", "compileall", "-qq", place / "lib")
             (place / "complete").touch()
     return place / "bin/python"
+
+
+def torch_tree(python: Path) -> Path | None:
+    """Return the tree with Debian's torch and what it needs; None where that is of another Python, or there is none.
+
+    Installed it would be some 170 packages: those that this machine lacks are unpacked.
+    """
+    version = ("-c", "import sys; print(sys.version_info[:2])")
+    if ask(python, *version) != ask("/usr/bin/python3", *version):
+        return None
+    with cache_locked():
+        if not missing([TORCH]):
+            return Path("/")
+        if not (names := _lacking_for(TORCH)):
+            step("reading the package lists", ["apt-get", "-qq", "update"], CACHE)
+            names = _lacking_for(TORCH)
+        place = CACHE / "torch" / hashlib.sha256(f"{python.resolve()} {names}".encode()).hexdigest()[:12]
+        if names and not place.exists():
+            what = f"{TORCH} and {len(names) - 1} packages that it needs"
+            fetch(what, names, place, TORCH_MB, COMPILE, PYTHON=str(python))
+    return place if names else None
+
+
+def _lacking_for(package: str) -> list[str]:
+    """A package, and all that would be installed with it; none where it is not known."""
+    return re.findall(r"(?m)^Inst (\S+)", ask("apt-get", "install", "-s", "--no-install-recommends", package))
 
 
 def archive(suite: str) -> str:
@@ -232,15 +276,15 @@ def headers() -> Path:
 
     And install the compilers that they are read with.
     """
-    place, package = CACHE / "headers", "libibverbs-dev"
+    place, packages = CACHE / "headers", ("libibverbs-dev", "librdmacm-dev")
     with cache_locked():
         install(*CROSS_PACKAGES)
         for suite in HEADER_SUITES:
-            if not (known := CACHE / f"headers-{suite}").exists():
+            if not (known := CACHE / f"headers-{suite}-{len(packages)}").exists():
                 apt = {"APT_CONFIG": archive(suite)}
-                major = re.findall(r"(?m)^Version: (\d+)", ask("apt-cache", "show", package, **apt))[0]
+                major = re.findall(r"(?m)^Version: (\d+)", ask("apt-cache", "show", packages[0], **apt))[0]
                 what = f"the C headers of rdma-core {major} ({suite})"
-                fetch(what, [package], place / major, HEADERS_MB, **apt)
+                fetch(what, packages, place / major, HEADERS_MB, **apt)
                 known.touch()
     return place
 

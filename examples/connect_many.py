@@ -26,6 +26,7 @@ def serve(address: str = "*", device: str | None = None) -> None:
             conn.send(b"%d" % total)
         for conn in conns:
             conn.recv(deadline_s=120)
+        rdmaconnect.close_many(conns)
     print(f"{count} connections brought {total} together")
 
 
@@ -40,6 +41,7 @@ def add(peer: str, device: str | None = None, count: int = 100) -> None:
         sums = {int(conn.recv(deadline_s=120)) for conn in conns}
         for conn in conns:
             conn.send(b"bye")
+        rdmaconnect.close_many(conns)
     print(f"{count} connections in {conns[0].connect_s * 1000:.0f} ms; the sum is {sums.pop()}")
     if sums:
         raise SystemExit("they got different sums")

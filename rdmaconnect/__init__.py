@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         LibraryError,
         LocalProtocolError,
         ModifyError,
+        OutcomeUnknown,
         PeerClosed,
         PeerMismatch,
         PeerRejected,
@@ -44,15 +45,19 @@ if TYPE_CHECKING:
     )
     from .exchange.curve import keygen
     from .objects.buffer_like import BufferLike
+    from .objects.foreign import QueuePairLike
     from .objects.memory import MR, Dmabuf
+    from .protocol.health import Health, HealthState
     from .session.async_connection import AsyncConnection
+    from .session.bind import AsyncBoundEnd, BoundEnd, abind, bind
+    from .session.closing import aclose_many, close_many
     from .session.connect import aconnect, aconnect_many, connect, connect_many
     from .session.connection import Connection
     from .session.listen import AsyncListener, Listener, alisten, listen
     from .session.meet import ameet, meet
     from .session.pool import AsyncPool, Pool
     from .session.posted import AsyncBatch, AsyncTransfer, Batch, Transfer
-    from .session.terms import BaseOptions, ConnectOptions, ListenOptions
+    from .session.terms import BaseOptions, BindOptions, ConnectOptions, EndOptions, ListenOptions
     from .session.trace import Mark
 
 __version__ = "0.1.0"
@@ -61,6 +66,7 @@ __all__ = [
     "MR",
     "AccessFlags",
     "AsyncBatch",
+    "AsyncBoundEnd",
     "AsyncConnection",
     "AsyncListener",
     "AsyncPool",
@@ -68,6 +74,8 @@ __all__ = [
     "AuthenticationError",
     "BaseOptions",
     "Batch",
+    "BindOptions",
+    "BoundEnd",
     "BufferLike",
     "CompletionError",
     "ConnectOptions",
@@ -76,9 +84,12 @@ __all__ = [
     "DeadlineExceeded",
     "DeviceError",
     "Dmabuf",
+    "EndOptions",
     "Endpoint",
     "Gid",
     "GidEntry",
+    "Health",
+    "HealthState",
     "LibraryError",
     "ListenOptions",
     "Listener",
@@ -86,6 +97,7 @@ __all__ = [
     "Mark",
     "ModifyError",
     "Options",
+    "OutcomeUnknown",
     "Path",
     "PeerClosed",
     "PeerMismatch",
@@ -95,6 +107,7 @@ __all__ = [
     "PostError",
     "ProtocolError",
     "QpType",
+    "QueuePairLike",
     "RdmaConnectError",
     "RemoteProtocolError",
     "RemoteRegion",
@@ -103,10 +116,14 @@ __all__ = [
     "VerbsError",
     "WcStatus",
     "__version__",
+    "abind",
+    "aclose_many",
     "aconnect",
     "aconnect_many",
     "alisten",
     "ameet",
+    "bind",
+    "close_many",
     "connect",
     "connect_many",
     "keygen",
@@ -123,12 +140,16 @@ if not TYPE_CHECKING:  # with these in sight, a type checker would take any name
         "agreement.path": "Path",
         "errors": """
             AuthenticationError CompletionError ConnectTimeout DeadlineExceeded DeviceError LibraryError
-            LocalProtocolError ModifyError PeerClosed PeerMismatch PeerRejected PostError ProtocolError
+            LocalProtocolError ModifyError OutcomeUnknown PeerClosed PeerMismatch PeerRejected PostError ProtocolError
             RdmaConnectError RemoteProtocolError StateError VerbsError
         """,
         "exchange.curve": "keygen",
         "objects.buffer_like": "BufferLike",
+        "objects.foreign": "QueuePairLike",
         "objects.memory": "MR Dmabuf",
+        "protocol.health": "Health HealthState",
+        "session.bind": "AsyncBoundEnd BoundEnd abind bind",
+        "session.closing": "aclose_many close_many",
         "session.connect": "aconnect aconnect_many connect connect_many",
         "session.async_connection": "AsyncConnection",
         "session.connection": "Connection",
@@ -136,7 +157,7 @@ if not TYPE_CHECKING:  # with these in sight, a type checker would take any name
         "session.meet": "ameet meet",
         "session.pool": "AsyncPool Pool",
         "session.posted": "AsyncBatch AsyncTransfer Batch Transfer",
-        "session.terms": "BaseOptions ConnectOptions ListenOptions",
+        "session.terms": "BaseOptions BindOptions ConnectOptions EndOptions ListenOptions",
         "session.trace": "Mark",
     }
 

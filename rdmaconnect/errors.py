@@ -9,6 +9,7 @@
     │   ├── ModifyError       + .qp_num .frm .to .mask .missing .not_allowed .path
     │   └── PostError         some of a list of work requests were not posted: .posted .wr_id
     ├── CompletionError       a work completion failed: .status .vendor_err .wr_id .qp_num .opcode
+    │   └── OutcomeUnknown    the connection was lost while it was on its way: it may or may not be done: .generation
     ├── StateError            closed, consumed, or a transition that is not in the table
     ├── PeerMismatch          both ends are sound but cannot be joined: .differences
     ├── PeerRejected          the other end refused: .stage .errno .reason
@@ -43,6 +44,7 @@ __all__ = [
     "LibraryError",
     "LocalProtocolError",
     "ModifyError",
+    "OutcomeUnknown",
     "PeerClosed",
     "PeerMismatch",
     "PeerRejected",
@@ -54,7 +56,9 @@ __all__ = [
     "VerbsError",
     "errno_name",
     "hint_for",
+    "say_more",
     "shown",
+    "together",
 ]
 
 
@@ -105,6 +109,15 @@ class RdmaConnectError(Exception):
         # multiprocessing carries errors from one process to another; by default it would call
         # the constructor with the finished message
         return _revive, (type(self), self.args, self.__dict__)
+
+
+def say_more(error: RdmaConnectError, words: str) -> None:
+    """Add a sentence to an error's message."""
+    text = f"{error} {words}"
+    if isinstance(error, OSError):
+        error.args, error.strerror = (error.errno, text), text
+    else:
+        error.args = (text,)
 
 
 def _revive(cls: type[RdmaConnectError], args: tuple[object, ...], attributes: dict[str, object]) -> RdmaConnectError:
@@ -239,6 +252,37 @@ class CompletionError(RdmaConnectError):
         self.qp_num, self.opcode = qp_num, opcode
 
 
+class OutcomeUnknown(CompletionError):
+    """The connection was lost while a transfer was on its way, and is, or was to be, connected anew.
+
+    The peer may or may not have it. It is not repeated: only the application knows what may happen twice.
+
+    Attributes:
+        generation: which life of the connection it was posted in, as ``Connection.generation``.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        *,
+        generation: int,
+        why: str,
+        vendor_err: int = 0,
+        wr_id: int = 0,
+        qp_num: int = 0,
+        opcode: str = "",
+        doing: str = "",
+    ) -> None:
+        words = {"vendor_err": vendor_err, "wr_id": wr_id, "qp_num": qp_num}
+        super().__init__(status, **words, opcode=opcode, doing=doing, hint="")
+        verdict = (
+            f"its outcome is unknown: the connection was lost in generation {generation} while wr_id {wr_id} was on "
+            f"its way ({status}, vendor_err {vendor_err:#x}). {why}".rstrip(".")
+        )
+        self.args = (_sentence(doing, verdict, "Ask the peer whether it has it, or repeat what may happen twice."),)
+        self.generation = generation
+
+
 class StateError(RdmaConnectError):
     """The object is closed or consumed, or the transition is not in the table."""
 
@@ -248,11 +292,13 @@ class PeerMismatch(RdmaConnectError):
 
     Attributes:
         differences: every difference found, not only the first.
+        ports: ports of the other end that could be tried instead (``PortAddress``), empty if none may help; None
+            where that is not known.
     """
 
-    def __init__(self, differences: Sequence[str]) -> None:
+    def __init__(self, differences: Sequence[str], ports: Sequence[object] | None = None) -> None:
         super().__init__("join the two ends: " + "; ".join(differences) + ".")
-        self.differences = tuple(differences)
+        self.differences, self.ports = tuple(differences), None if ports is None else tuple(ports)
 
 
 class PeerRejected(RdmaConnectError):
@@ -264,12 +310,21 @@ class PeerRejected(RdmaConnectError):
         reason: its own words.
         ports: other ports of it that could be tried (``PortAddress``).
         again_ms: it is busy: the same may be asked again after so many milliseconds; 0 if it need not be.
+        private_data: over rdma_cm, what it said besides, as it came: filled up with zeros; else b"".
     """
 
-    def __init__(self, stage: str, errno: int, reason: str, ports: Sequence[object] = (), again_ms: int = 0) -> None:
+    def __init__(
+        self,
+        stage: str,
+        errno: int,
+        reason: str,
+        ports: Sequence[object] = (),
+        again_ms: int = 0,
+        private_data: bytes = b"",
+    ) -> None:
         super().__init__(f"connect: the peer refused at {stage}: {reason}")
         self.stage, self.errno, self.reason, self.ports = stage, errno, reason, tuple(ports)
-        self.again_ms = again_ms
+        self.again_ms, self.private_data = again_ms, private_data
 
 
 class PeerClosed(RdmaConnectError, ConnectionError):
@@ -310,3 +365,19 @@ class DeadlineExceeded(RdmaConnectError, TimeoutError):
 
 class ConnectTimeout(DeadlineExceeded):
     """The connection did not stand by the deadline."""
+
+
+def together(deed: str, refused: list[RdmaConnectError]) -> RdmaConnectError:
+    """One error for all that could not be closed.
+
+    Args:
+        deed: what was being done, in words.
+        refused: one for each object, at least one.
+    """
+    if len(refused) == 1:
+        return refused[0]
+    words = f"{len(refused)} objects stay open: {' '.join(map(str, refused))}"
+    first = next((e for e in refused if isinstance(e, VerbsError)), None)
+    if first is None:
+        return StateError(f"{deed}: {words}")
+    return VerbsError(first.verb, first.errno or 0, deed, words)

@@ -52,6 +52,38 @@ HINTS: dict[tuple[str, str], str] = {
     ("rdma link add", "EEXIST"): "The network device carries one already: `rdma link` shows it.",
     ("rdma link add", "ENODEV"): "There is no such network device here: `ip link` lists those of this namespace.",
     ("rdma link add", "EINVAL"): "The type is not known: load the driver first, for SoftRoCE `modprobe rdma_rxe`.",
+    # ---- rdma_cm
+    ("rdma_create_event_channel", "ENOENT"): (
+        "There is no /dev/infiniband/rdma_cm: load the module (`modprobe rdma_ucm`); in a container pass "
+        "--device /dev/infiniband."
+    ),
+    ("rdma_create_event_channel", "EACCES"): (
+        "The user may not open /dev/infiniband/rdma_cm: add the user to the node's group."
+    ),
+    ("rdma_create_event_channel", "EPERM"): (
+        "librdmacm found no rdma_cm of its version: load the module (`modprobe rdma_ucm`); in a container pass "
+        "--device /dev/infiniband."
+    ),
+    ("rdma_resolve_addr", "ENODEV"): (
+        "The route to the peer leaves by a network device that no RDMA device belongs to: see `ip route get` and "
+        "`rdma link`."
+    ),
+    ("rdma_resolve_addr", "ENETUNREACH"): "There is no route to the peer: see `ip route get`.",
+    (
+        "rdma_resolve_addr",
+        "ETIMEDOUT",
+    ): "The peer's address does not answer on that network (`ip neigh`: FAILED if not).",
+    ("rdma_bind_addr", "EADDRINUSE"): "Another program listens there by rdma_cm: end it, or take another port.",
+    ("rdma_listen", "EADDRINUSE"): "Another program listens there by rdma_cm: end it, or take another port.",
+    ("rdma_bind_addr", "EADDRNOTAVAIL"): "It is no address of this host: `ip addr` lists those.",
+    ("rdma_bind_addr", "ENODEV"): "No RDMA device has that address: `rdmaconnect devices` lists those that they have.",
+    ("rdma_accept", "ETIMEDOUT"): (
+        "The peer was answered, and its connection manager did not say that the connection stands: it is gone, or the "
+        "network lost the answer."
+    ),
+    ("rdma_connect", "ETIMEDOUT"): (
+        "The peer's connection manager does not answer: the host is down, or a firewall drops RoCE (UDP port 4791)."
+    ),
     # ---- memory
     ("ibv_reg_mr", "ENOMEM"): _MEMLOCK,
     # the latter: Linux 6.5 and later, mm/gup.c, check_vma_flags
@@ -231,10 +263,12 @@ HINTS: dict[tuple[str, str], str] = {
         "or its queue pair does not allow the operation (qp_access_flags, max_dest_rd_atomic)."
     ),
     ("completion", "REM_ACCESS_ERR"): (
-        "The remote region's rkey, range or access flags do not allow this: exchange it anew (`mr.region`)."
+        "The remote region's rkey, range or access flags do not allow this, or it is closed, as where its process "
+        "ended: exchange it anew (`mr.region`)."
     ),
     ("completion", "REM_OP_ERR"): (
-        "The peer could not complete the request: look for its own error there, on its completion queue and in dmesg."
+        "The peer could not complete the request, or its process was just ending: look for its own error there, on its "
+        "completion queue and in dmesg."
     ),
     ("completion", "RETRY_EXC_ERR"): (
         "The peer stopped answering: it is gone, its queue pair is not in RTR or expects "

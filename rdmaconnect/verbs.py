@@ -1,4 +1,4 @@
-"""Every verb, one short function each: the only file that loads or calls libibverbs.
+"""Every verb, one short function each: the only file that calls libibverbs.
 
 The functions keep the C names and take and give ctypes pointers; each turns its own failure
 convention (``abi.prototypes``) into an exception. What C has as an inline goes through the op tables
@@ -19,58 +19,26 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from _ctypes import FUNCFLAG_CDECL, FUNCFLAG_PYTHONAPI, CFuncPtr
 from collections.abc import Callable
 from ctypes import POINTER, _Pointer, byref, sizeof
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from . import abi
 from .abi import Fails
 from .errors import LibraryError, VerbsError, hint_for
+from .shared_library import SharedLibrary
 
-#: the library's file name; RDMACONNECT_LIBIBVERBS names another one
-_SONAME = "libibverbs.so.1"
-
-
-_stand_in: Any = None
-
-
-def use(stand_in: Any) -> None:
-    """Let something stand in for libibverbs, for tests: nothing is loaded then.
-
-    Args:
-        stand_in: ``stand_in[name]`` is the ctypes function of an exported symbol, or raises AttributeError for
-            one that it lacks, as with ``ctypes.CDLL``; None for libibverbs itself.
-    """
-    global _stand_in
-    _stand_in = stand_in
-    library.cache_clear()
-    _symbol.cache_clear()
-
-
-@lru_cache(maxsize=1)
-def library() -> Any:
-    """libibverbs as ``ctypes.CDLL``, loaded once; or what :func:`use` was given.
-
-    Raises:
-        LibraryError: it cannot be loaded, or this Python is not a 64-bit one.
-    """
-    if _stand_in is not None:
-        return _stand_in
-    name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
-    if sys.maxsize < 1 << 32:
-        # abi has the structs of 64-bit Linux: in another libibverbs each field would be read in a wrong place
-        raise LibraryError(f"load {name}: this Python has 32 bits, and rdmaconnect needs 64. Use a 64-bit Python.")
-    # read once, with the first list of devices: where a device is gone, destroying frees what is this process's, and
-    # succeeds. Since rdma-core 20, libibverbs/cmd_write.h, verbs_is_destroy_err; events see ``Context.destroying``
-    os.environ.setdefault("RDMAV_ALLOW_DISASSOC_DESTROY", "1")
-    try:
-        return ctypes.CDLL(name, use_errno=True)
-    except OSError as e:
-        raise LibraryError(
-            f"load {name}: {e}. Install it: Debian and Ubuntu `apt install ibverbs-providers`, "
-            "Fedora and RHEL `dnf install libibverbs`."
-        ) from None
+_libibverbs = SharedLibrary(
+    "libibverbs.so.1",
+    "RDMACONNECT_LIBIBVERBS",
+    abi.PROTOTYPES,
+    "Debian and Ubuntu `apt install ibverbs-providers`, Fedora and RHEL `dnf install libibverbs`.",
+    LibraryError,
+)
+use, library, _symbol = _libibverbs.use, _libibverbs.load, _libibverbs.symbol
 
 
 def complaints() -> tuple[str, ...]:
@@ -84,13 +52,12 @@ def complaints() -> tuple[str, ...]:
 
     Source: libibverbs/dynamic_driver.c, libibverbs/init.c (``IBV_SHOW_WARNINGS``).
     """
-    if _stand_in is not None or not os.path.basename(sys.executable or "").startswith("python"):
+    if _libibverbs.stand_in is not None or not os.path.basename(sys.executable or "").startswith("python"):
         return ()
     ask = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ibv_get_device_list(None)"
-    name = os.environ.get("RDMACONNECT_LIBIBVERBS") or _SONAME
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", ask, name], env={**os.environ, "IBV_SHOW_WARNINGS": "1"},
+            [sys.executable, "-I", "-S", "-c", ask, _libibverbs.name], env={**os.environ, "IBV_SHOW_WARNINGS": "1"},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=10, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
@@ -152,20 +119,6 @@ def unexplained(name: str, result: Any, left: int = 0) -> str:
     return "" if given else f"It gave no reason: {name} answered {what}."
 
 
-@cache
-def _symbol(name: str) -> Any:
-    """An exported function with its prototype set."""
-    prototype = abi.PROTOTYPES[name]
-    try:
-        function = library()[name]
-    except AttributeError:
-        raise LibraryError(
-            f"{name}: this libibverbs does not export it. Install a newer rdma-core.", errno.EOPNOTSUPP
-        ) from None
-    function.restype, function.argtypes = prototype.restype, prototype.argtypes
-    return function
-
-
 def _call(name: str, *args: Any, doing: str = "", hint: str | None = None) -> Any:
     """Call an exported function and raise by its failure convention."""
     return _checked(name, _symbol(name), args, doing, hint)
@@ -176,7 +129,8 @@ def _checked(
 ) -> Any:
     ctypes.set_errno(0)
     result = function(*args)
-    if _FAILS[name] is not Fails.NEVER:
+    # NULL is the failure of what answers a pointer, and 0 a success of all else: mostly no more is to be looked at
+    if bool(result) is not (_FAILS[name] is Fails.NULL_ERRNO) and _FAILS[name] is not Fails.NEVER:
         left = ctypes.get_errno()
         if errno_of(name, result, left):
             raise failed(name, result, doing, left, hint)
@@ -259,6 +213,75 @@ def op(name: str, holder: Any) -> Callable[..., Any]:
         kept: Callable[..., Any] = _with_errno(function.__class__)(ctypes.cast(function, ctypes.c_void_p).value)
         return kept
     return function  # type: ignore[no-any-return]
+
+
+#: what a verb that was shut answers: no errno, and no count
+SHUT = -(1 << 31)
+_answer_shut = ctypes.PYFUNCTYPE(ctypes.c_int)(lambda: SHUT)
+_at_shut = ctypes.cast(_answer_shut, ctypes.c_void_p).value
+
+
+class Shuttable(CFuncPtr):
+    """An inline verb for the hot path, which needs no lock; :func:`shuttable` makes it.
+
+    It keeps the interpreter's lock while it runs: only for what never waits. So :meth:`shut` cannot come amid a call,
+    and whoever shuts it before it frees what the verb is given, needs no lock against its callers. Nothing looks at the
+    arguments: each is a whole number of 32 bits, or what ``byref`` gives.
+    """
+
+    # without _restype_, a result is an int, and costs less than where that is said
+    _flags_ = FUNCFLAG_CDECL | FUNCFLAG_PYTHONAPI
+
+    def __init__(self, address: int) -> None:
+        self._at = address
+
+    def shut(self) -> None:
+        """From now on each call answers :data:`SHUT`, and does nothing."""
+        ctypes.c_void_p.from_buffer(self).value = _at_shut
+
+    def reopen(self) -> None:
+        """It is the verb again."""
+        ctypes.c_void_p.from_buffer(self).value = self._at
+
+    disown = shut
+
+
+class _Guarded:
+    """The same with a lock of its own: where several threads run at once, or a call runs Python."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self._open, self._lock = function, True, threading.RLock()
+
+    def __call__(self, *args: Any) -> Any:
+        with self._lock:
+            return self._function(*args) if self._open else SHUT
+
+    def shut(self) -> None:
+        """As :meth:`Shuttable.shut`; waits for the calls that are under way."""
+        with self._lock:
+            self._open = False
+
+    def reopen(self) -> None:
+        """As :meth:`Shuttable.reopen`."""
+        self._open = True
+
+    def disown(self) -> None:
+        """To shut it in a child of ``fork``, where a thread that is not there may hold the lock."""
+        self._open, self._lock = False, threading.RLock()
+
+
+def shuttable(function: Callable[..., Any]) -> Shuttable | _Guarded:
+    """An inline verb for the hot path, to be shut before what it is given is freed.
+
+    Args:
+        function: as :func:`op` gives it, of a verb that never waits, and whose result is an errno or a count.
+    """
+    if not isinstance(function, CFuncPtr):
+        return _Guarded(function)
+    # made from the address: ctypes converts and checks each argument of a function that has a prototype
+    found = Shuttable(ctypes.c_void_p.from_buffer(function).value or 0)
+    alone = getattr(sys, "_is_gil_enabled", lambda: True)() and _libibverbs.stand_in is None
+    return found if alone else _Guarded(found)
 
 
 @cache
@@ -1166,7 +1189,7 @@ def ibv_req_notify_cq(cq: Any, solicited_only: bool = False) -> None:
     _call_op("ibv_req_notify_cq", cq.contents.context, cq, int(solicited_only))
 
 
-def ibv_get_cq_event(channel: Any) -> tuple[Any, int] | None:
+def ibv_get_cq_event(channel: Any, into: tuple[Any, Any] | None = None) -> tuple[Any, int] | None:
     """The next completion event of a channel; waits for it if the channel's descriptor blocks.
 
     Every event that it returns must be acknowledged with :func:`ibv_ack_cq_events`, one for one: to avoid
@@ -1177,6 +1200,8 @@ def ibv_get_cq_event(channel: Any) -> tuple[Any, int] | None:
     Args:
         channel: pointer to ``struct ibv_comp_channel``. Make its ``fd`` non-blocking and wait for it to be
             readable (poll(2)) to wait with a time limit.
+        into: a pointer to ``struct ibv_cq`` and a ``c_void_p``, which get what is returned: there it is still where a
+            signal's handler raises just when it has come. None for new ones.
 
     Returns:
         (pointer to the ``struct ibv_cq`` that got the event, its ``cq_context``, 0 if it has none); None if
@@ -1184,7 +1209,7 @@ def ibv_get_cq_event(channel: Any) -> tuple[Any, int] | None:
 
     Source: ibv_get_cq_event(3), ``ibv_get_cq_event``.
     """
-    cq, cq_context = POINTER(abi.ibv_cq)(), ctypes.c_void_p()
+    cq, cq_context = into or (POINTER(abi.ibv_cq)(), ctypes.c_void_p())
     there = _taken("ibv_get_cq_event", channel, byref(cq), byref(cq_context), doing="take a completion event")
     return (cq, cq_context.value or 0) if there else None
 
@@ -1648,13 +1673,16 @@ def ibv_destroy_qp(qp: Any) -> None:
 
     Source: ibv_create_qp_ex(3), ``ibv_destroy_qp``.
     """
-    _call("ibv_destroy_qp", qp, doing="destroy a queue pair")
+    ctypes.set_errno(0)
+    result = _symbol("ibv_destroy_qp")(qp)
+    if result and errno_of("ibv_destroy_qp", result, left := ctypes.get_errno()):
+        raise failed("ibv_destroy_qp", result, "destroy a queue pair", left)
 
 
 def ibv_post_send(qp: Any, wr: Any) -> tuple[int, Any]:
     """Post a list of send work requests. Those before the first bad one are posted, the others are not.
 
-    ``op("ibv_post_send", context)`` is the same for the hot path.
+    ``shuttable(op("ibv_post_send", context))`` is the same for the hot path.
 
     Args:
         qp: pointer to ``struct ibv_qp``, in RTS; in SQD they wait, in ERR they are flushed.

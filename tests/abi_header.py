@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from rdmaconnect import abi
 from rdmaconnect.abi.cstruct import mutex_size, scope
 from rdmaconnect.abi.ctext import Declaration, declarations, layout
@@ -93,6 +95,9 @@ class Header:
         include: the directory that holds `infiniband`.
     """
 
+    #: the header that is read
+    first = "infiniband/verbs.h"
+
     def __init__(self, label: str, include: Path) -> None:
         self.label, self.include = label, include
 
@@ -109,7 +114,7 @@ class Header:
         place = [] if self.include == SYSTEM else [f"-I{self.include}"]
         with tempfile.TemporaryDirectory() as where:
             source = Path(where, "abi.c")
-            source.write_text("#include <infiniband/verbs.h>\n" + code)
+            source.write_text(f"#include <{self.first}>\n" + code)
             command = [target.command[0], "-std=gnu11", "-w", *place, *target.command[1:], *args, source.name]
             return subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
 
@@ -188,14 +193,14 @@ def headers() -> list[Header]:
     return [Header("system", SYSTEM)] if (SYSTEM / "infiniband/verbs.h").exists() else []
 
 
-def members(text: str, path: str = "") -> Iterator[tuple[str, Declaration]]:
+def members(text: str, path: str = "", types: dict[str, Any] = SCOPE) -> Iterator[tuple[str, Declaration]]:
     """Every member in the text of a struct, those of structs without a tag included, with its path."""
-    for found in declarations(text, SCOPE):
+    for found in declarations(text, types):
         inner = f"{path}{found.name}"
         yield inner, found
         if "{" in found.text:
             body = found.text[found.text.index("{") + 1 : found.text.rindex("}")]
-            yield from members(body, f"{inner}." if found.name else path)
+            yield from members(body, f"{inner}." if found.name else path, types)
 
 
 @functools.cache
@@ -240,12 +245,12 @@ def enum_checks(header: Header, cls: Any, c_name: str | None, prefix: str) -> It
             yield Check(name, f'_Static_assert((long long)({name}) == {int(member)}LL, "");')
 
 
-def struct_checks(name: str, cls: Any) -> Iterator[Check]:
+def struct_checks(name: str, cls: Any, types: dict[str, Any] = SCOPE) -> Iterator[Check]:
     """Size and alignment of a struct; offset, size and exact C type of every member."""
     kind = f"{_kind(cls)[0]} {name}"
     yield Check(f"sizeof {name}", f'_Static_assert(sizeof({kind}) == {ctypes.sizeof(cls)}, "");')
     yield Check(f"alignof {name}", f'_Static_assert(_Alignof({kind}) == {ctypes.alignment(cls)}, "");')
-    for path, found in members(cls._c_):
+    for path, found in members(cls._c_, types=types):
         if found.name:
             where = f"{name}.{path}"
             offset, size = place(cls, path)
@@ -323,3 +328,16 @@ def refuted(header: Header, statements: Iterable[Check], target: Target = HERE) 
     assert bool(lines) == bool(done.returncode), done.stderr
     assert all(line >= first for line in lines), done.stderr
     return [statements[line - first].what for line in lines]
+
+
+every_target = pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(
+            target,
+            id=repr(target),
+            marks=[] if target.there or IN_LAB else pytest.mark.skip(f"needs {target.command[0]} ({target.package})"),
+        )
+        for target in TARGETS
+    ],
+)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 
 import pytest
-from software import Software
+from software import RdmaCm, Software
 
 from rdmaconnect.objects import context as device
 from rdmaconnect.runtime import peer_log
@@ -45,3 +46,13 @@ def software() -> Iterator[Software]:
             with contextlib.suppress(Exception):
                 opened.close()
     assert problems == []
+
+
+@pytest.fixture
+def cm(software: Software) -> Iterator[RdmaCm]:
+    """librdmacm beside it, of which nothing is left at the end either, once workers have freed what was closed."""
+    with RdmaCm(software) as made:
+        yield made
+        end = time.monotonic() + 30
+        while (made.left() or software.left()) and time.monotonic() < end:
+            time.sleep(0.01)

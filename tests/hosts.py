@@ -36,9 +36,7 @@ class World:
         self.tap: Tap
 
     def listen(self, **options: Any) -> None:
-        self.listener = self._stack.enter_context(
-            rdmaconnect.listen("127.0.0.1:0", **{"device": "there", "probe": False} | options)
-        )
+        self.listener = self._stack.enter_context(rdmaconnect.listen("127.0.0.1:0", **{"device": "there"} | options))
         self.tap = self._stack.enter_context(tapped(self.listener.url))
 
     def connect(self, **options: Any) -> Any:
@@ -70,7 +68,7 @@ class World:
         """The pair of GIDs that each hello wanted."""
         return [
             None if hello.target is None else tuple(  # type: ignore[misc]
-                str(Gid(raw).address) for raw in (hello.target.connector_gid, hello.target.listener_gid) if raw
+                str(Gid(key.raw).address) for key in (hello.target.connector_gid, hello.target.listener_gid) if key
             )
             for hello in self.hellos
         ]  # fmt: skip

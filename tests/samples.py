@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState, QpType
-from rdmaconnect.agreement.endpoint import Endpoint, Gid, GidEntry, PortAddress, RemoteRegion
+from rdmaconnect.agreement.endpoint import Endpoint, Gid, GidEntry, GidKey, PortAddress, RemoteRegion
 from rdmaconnect.agreement.path import Wish
 from rdmaconnect.objects.context import Port
 from rdmaconnect.protocol.messages import Target
@@ -60,6 +60,7 @@ gids = st.builds(
     st.sampled_from(list(GidType)),
     U8,
     TEXTS,
+    st.booleans(),
 )
 ports = st.builds(
     PortAddress,
@@ -75,10 +76,21 @@ ports = st.builds(
     max_dest_rd_atomic=U8,
 )
 wishes = st.builds(
-    Wish, MTUS, st.integers(0, 15), U8, st.integers(0, 2**20 - 1), st.none() | st.integers(1, 0xFFFF), st.booleans()
+    Wish,
+    MTUS,
+    st.none() | st.integers(0, 15),
+    st.none() | U8,
+    st.none() | st.integers(0, 2**20 - 1),
+    st.none() | st.integers(1, 0xFFFF),
+    st.booleans(),
 )
 IDS = st.binary(min_size=16, max_size=16)
-targets = st.none() | st.builds(Target, TEXTS, st.integers(1, 254), st.none() | IDS, st.none() | IDS)
+KINDS = st.sampled_from(list(GidType))
+targets = (
+    st.none()
+    | st.builds(Target, TEXTS, st.integers(1, 254), *[st.none() | IDS.map(GidKey)] * 2)
+    | st.builds(Target, TEXTS, st.integers(1, 254), *[st.builds(GidKey, IDS, KINDS, TEXTS)] * 2)
+)
 private = st.binary(max_size=50)
 regions = st.dictionaries(TEXTS, st.builds(RemoteRegion, U64, U32, U64), max_size=3)
 

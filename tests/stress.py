@@ -39,6 +39,13 @@ MOST = 40
 #: seconds, and threads, unless the environment says otherwise
 SECONDS = float(os.environ.get("RDMACONNECT_STRESS_S", "3"))
 THREADS = int(os.environ.get("RDMACONNECT_STRESS_THREADS", "50"))
+#: so much longer on a machine that has not come to everything by then, seconds
+SLOW_S = 60.0
+
+
+def wanted() -> set[str]:
+    """What is to have been done in the end."""
+    return {f"make {kind}" for kind in MAKE} | {"send", "receive", "poll", "close", "forget"}
 
 
 class Pool:
@@ -66,10 +73,11 @@ class Pool:
         return chance.choice(found) if found and chance.random() < 0.9 else self.any(chance, kind)
 
     def run(self, seconds: float, threads: int, seed: int) -> None:
-        """Go on for so long; then close all."""
-        end = time.monotonic() + seconds
+        """Go on for so long, on a slow machine until each of :func:`wanted` was done; then close all."""
+        begin = time.monotonic()
+        least, most = begin + seconds, begin + seconds + SLOW_S
         running = [
-            threading.Thread(target=self._act, args=(random.Random(seed + number), end), daemon=True)
+            threading.Thread(target=self._act, args=(random.Random(seed + number), least, most), daemon=True)
             for number in range(threads)
         ]
         usual = gc.get_threshold()
@@ -79,7 +87,7 @@ class Pool:
             for thread in running:
                 thread.start()
             for thread in running:
-                thread.join(seconds + 60)
+                thread.join(seconds + SLOW_S + 60)
             gc.set_threshold(*usual)
             stuck = [thread for thread in running if thread.is_alive()]
             for context in self.things["Context"]:
@@ -88,10 +96,11 @@ class Pool:
             gc.collect()
         assert not stuck, f"{len(stuck)} threads wait for one another"
         assert self.raised == [], f"{len(self.raised)} times: {self.raised[0]}"
+        assert set(self.done) >= wanted()
 
-    def _act(self, chance: random.Random, end: float) -> None:
+    def _act(self, chance: random.Random, least: float, most: float) -> None:
         self.enter()
-        while time.monotonic() < end:
+        while (now := time.monotonic()) < least or (now < most and not set(self.done) >= wanted()):
             kind = chance.choice(list(ACTIONS))
             try:
                 ACTIONS[kind](self, chance)

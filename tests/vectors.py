@@ -5,12 +5,13 @@ A difference from those files means that peers of an earlier release would no lo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from samples import IB, ID, V1, V2, end, gid, infiniband, roce
 
 from rdmaconnect.abi import Mtu, QpType
-from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import GidKey, RemoteRegion
 from rdmaconnect.agreement.path import Agreement, Wish
 from rdmaconnect.protocol.codec import encode
 from rdmaconnect.protocol.messages import (
@@ -26,7 +27,9 @@ from rdmaconnect.protocol.messages import (
     Reject,
     Remark,
     Reply,
+    Resume,
     Target,
+    Unlisted,
 )
 
 DATA = Path(__file__).parent / "data"
@@ -65,7 +68,7 @@ VALUES: dict[str, Message] = {
         regions={},
         private_data=bytes(range(256)) * 16,
         prev=bytes.fromhex("11" * 16),
-        target=Target("rxe1", 254, bytes.fromhex("22" * 16), bytes.fromhex("33" * 16)),
+        target=Target("rxe1", 254, GidKey(bytes.fromhex("22" * 16)), GidKey(bytes.fromhex("33" * 16))),
         meet=True,
     ),
     "hello-beats": Hello(
@@ -76,6 +79,13 @@ VALUES: dict[str, Message] = {
         prev=bytes.fromhex("44" * 16),
         beat_ms=1000,
         patience_ms=2**31 - 1,
+    ),
+    "hello-target": Hello(
+        id=ID,
+        ends=(end(replace(ROCE, gids=(replace(ROCE.gids[0], here=False), ROCE.gids[1])), qp_num=5, psn=6),),
+        wish=Wish(sl=0, traffic_class=1, flow_label=0),
+        regions={},
+        target=Target("rxe1", 2, ROCE.gids[1].key, GidKey(bytes.fromhex("33" * 16), V2, "eth1.100")),
     ),
     "hello-target-lid": Hello(
         id=ID,
@@ -117,16 +127,32 @@ VALUES: dict[str, Message] = {
         token=bytes.fromhex("55" * 16),
         beat_ms=60_000,
     ),
+    "reply-unproven": Reply(
+        id=ID,
+        ends=(end(ROCE, qp_num=7, psn=8),),
+        agreement=Agreement(
+            gid("10.0.0.7", V2, 3), gid("10.0.0.8", V2, 1, "eth1"), Mtu.MTU_4096, 0, 0, 0, 0x7FFF, probe=False
+        ),
+        regions={},
+        beat_ms=5_000,
+    ),
     "ready": Ready(ID),
     "ready-doors": Ready(ID, stages=(("port", 0), ("hello", 2_500), ("a door of 16 cha", 2**53))),
     "joined": Joined(ID),
     "proof": Proof(ID),
     "proof-doors": Proof(ID, stages=(("é 漢", 1),)),
     "beat": Beat(ID),
+    "beat-ask": Beat(ID, ask=True),
+    "resume": Resume(ID, token=bytes.fromhex("66" * 16)),
+    "unlisted": Unlisted(ID),
     "reject": Reject(ID, stage="asked", errno=110, why="The route to ::ffff:10.0.0.7 did not resolve. “Sorry”."),
     "reject-ports": Reject(bytes(16), stage="", errno=0, why="", ports=(INFINIBAND, ROCE)),
+    "reject-differences": Reject(
+        ID, stage="heard", errno=0, why="join the two ends: sl, pkey.", differences=("sl: 3, 5", "pkey: é 漢")
+    ),
     "reject-again": Reject(ID, stage="accept", errno=0, why="busy: 1024 connections are half open", again_ms=200),
     "bye": Bye(ID, why="close"),
+    "bye-lost": Bye(ID, why="close", lost=True),
     "question": Question(ID),
     "answer": Answer(
         ID,

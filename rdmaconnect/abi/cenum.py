@@ -27,6 +27,9 @@ def _format(number: int, text: str, spec: str) -> str:
 class CEnum(IntEnum):
     """One value out of a C enum. `str()` is the short name, or `unknown (9)`."""
 
+    # that of the number, which it is equal to; Enum's own is one of the name, and far slower
+    __hash__ = int.__hash__
+
     @classmethod
     def _missing_(cls, value: object) -> CEnum | None:
         if not isinstance(value, int):
@@ -54,6 +57,8 @@ class CEnum(IntEnum):
 
 class CFlag(IntFlag):
     """A set of bits out of a C enum. `str()` is `STATE|PORT`, unknown bits in hex, `0` for the empty set."""
+
+    __hash__ = int.__hash__
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return type(self), (int(self),)

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import ctypes as c
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 OPAQUE = object()
@@ -91,6 +92,20 @@ def layout(members: list[Declaration]) -> tuple[list[str], list[tuple[str, Any]]
 
 #: a type of two words is one token
 _TOKEN = re.compile(r"(?:struct|union|enum|unsigned)\s+\w+|\w+|[^\s\w]")
+
+
+def reader(scope: Mapping[str, Any]) -> Callable[[str], Declaration]:
+    """What gives the meaning of one declaration, without its semicolon: each is read when it is first asked for.
+
+    A program calls few of the functions that there are.
+    """
+
+    @cache
+    def read(text: str) -> Declaration:
+        (found,) = declarations(f"{text};", scope)
+        return found
+
+    return read
 
 
 class _Reader:

@@ -16,12 +16,12 @@ do not tell the whole truth, and the caller should know:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
 from typing import Any, NamedTuple
 
 from .cstruct import scope
-from .ctext import Declaration, declarations
+from .ctext import Declaration, reader
 from .structs import STRUCTS
 
 
@@ -45,22 +45,42 @@ class Prototype(NamedTuple):
         fails: how it reports failure.
         text: the C declaration.
         since: the symbol version it was first exported with, older libraries lack it.
+        read: tells what the declaration means, as :func:`ctext.reader` gives it.
     """
 
     name: str
     fails: Fails
     text: str
     since: str
+    read: Callable[[str], Declaration]
 
     @property
     def restype(self) -> Any:
         """As ctypes wants it."""
-        return _declaration(self.text).ctype
+        return self.read(self.text).ctype
 
     @property
     def argtypes(self) -> tuple[Any, ...]:
         """As ctypes wants them."""
-        return _declaration(self.text).argtypes or ()
+        return self.read(self.text).argtypes or ()
+
+
+def prototypes(
+    exported: Mapping[Fails, str], types: Mapping[str, Any], oldest: str, newer: Mapping[str, str]
+) -> dict[str, Prototype]:
+    """What a library exports, by name.
+
+    Args:
+        exported: the C declarations, by how they fail.
+        types: what C type names mean in them.
+        oldest: the symbol version of all but those in ``newer``, which has names by their version.
+    """
+    read, since = reader(types), {name: version for version, names in newer.items() for name in names.split()}
+    return {
+        name: Prototype(name, fails, text, since.get(name, oldest), read)
+        for fails, together in exported.items()
+        for text, name in re.findall(r"(\w[^;]*?(\w+)\([^;]*);", together)
+    }
 
 
 class Op(NamedTuple):
@@ -242,25 +262,6 @@ _INLINE = {
 """`name`, or `name=field` where the field is not the name without `ibv_`."""
 
 
-_TYPES = scope(STRUCTS)
-
-
-@cache
-def _declaration(text: str) -> Declaration:
-    """What a prototype declares, read when it is first asked for: a program calls few of them."""
-    (found,) = declarations(f"{text};", _TYPES)
-    return found
-
-
-def _prototypes() -> dict[str, Prototype]:
-    since = {name: version for version, names in _SYMBOL_VERSIONS.items() for name in names.split()}
-    return {
-        name: Prototype(name, fails, text, since.get(name, "IBVERBS_1.1"))
-        for fails, together in _EXPORTED.items()
-        for text, name in re.findall(r"(\w[^;]*?(\w+)\([^;]*);", together)
-    }
-
-
 def _ops() -> dict[str, Op]:
     found = {}
     for (table, fails), names in _INLINE.items():
@@ -270,7 +271,7 @@ def _ops() -> dict[str, Op]:
     return found
 
 
-PROTOTYPES: dict[str, Prototype] = _prototypes()
+PROTOTYPES: dict[str, Prototype] = prototypes(_EXPORTED, scope(STRUCTS), "IBVERBS_1.1", _SYMBOL_VERSIONS)
 """Every exported function by name."""
 
 OPS: dict[str, Op] = _ops()

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..abi import GidType, LinkLayer
 from ..errors import PeerMismatch
-from .endpoint import Gid, GidEntry, PortAddress
+from .endpoint import Gid, GidEntry, GidKey, PortAddress
 
-__all__ = ["Candidate", "candidates", "common_pkey", "gid_words", "merit", "narrow", "needs_grh", "rank_pairs"]
+__all__ = [
+    "Addresses", "Candidate", "candidates", "common_pkey", "find_gid", "gid_words", "merit", "narrow", "needs_grh",
+    "rank_pairs",
+]  # fmt: skip
+
+#: the addresses that the exchange goes over, as text: the connector's and the listener's; "" is one not known
+Addresses = tuple[str, str]
+_parse = lru_cache(1024)(Gid.parse)
 
 
-def merit(pair: tuple[GidEntry, GidEntry]) -> tuple[int, ...]:
-    """The smaller the better."""
+def merit(pair: tuple[GidEntry, GidEntry], exchange: Addresses = ("", "")) -> tuple[int, ...]:
+    """How well a pair of GIDs suits, the smaller the better; see :func:`rank_pairs`."""
     mine, theirs = pair
-    local_only = mine.gid.is_link_local or theirs.gid.is_link_local
+    over = all(exchange) and (mine.gid, theirs.gid) == (_parse(exchange[0]), _parse(exchange[1]))
     same = mine.gid.common_prefix(theirs.gid)
     return (
+        # two hosts with one address do not reach each other by it; a host reaches itself
+        int(same == 128 and not over) + (not mine.here) + (not theirs.here),
         -int(mine.gid_type == GidType.ROCE_V2),
-        int(local_only),
+        int(not over),
+        int(mine.gid.is_link_local or theirs.gid.is_link_local),
         -(4 * (same - 96) if mine.gid.is_ipv4 else same),  # any two mapped IPv4 addresses share 96 bits
-        mine.gid_index,
-        theirs.gid_index,
     )
 
 
-def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidEntry, GidEntry]]:
+def rank_pairs(
+    connector: PortAddress, listener: PortAddress, exchange: Addresses = ("", "")
+) -> list[tuple[GidEntry, GidEntry]]:
     """GID pairs that can carry traffic, the best first.
 
-    A pair needs the same type and the same address family. RoCE v2 comes before v1, routable before
-    link-local, then the longer common prefix (the same subnet), then the lower slots.
+    A pair needs the same type and the same address family. Last come equal addresses on both hosts, and those of
+    another network namespace. RoCE v2 comes before v1, then the pair of addresses that the exchange itself goes over,
+    routable before link-local, the longer common prefix (the same subnet), and what the connector and then the
+    listener names first.
+
+    Args:
+        connector, listener: the ports.
+        exchange: the addresses that the exchange goes over.
     """
 
     pairs = [
@@ -39,7 +56,7 @@ def rank_pairs(connector: PortAddress, listener: PortAddress) -> list[tuple[GidE
         for b in listener.gids
         if a.gid_type == b.gid_type and (a.gid_type == GidType.IB or _scope(a.gid) == _scope(b.gid))
     ]
-    return sorted(pairs, key=merit)
+    return sorted(pairs, key=lambda pair: merit(pair, exchange)) if len(pairs) > 1 else pairs
 
 
 def _scope(gid: Gid) -> tuple[bool, bool, bool]:
@@ -72,12 +89,15 @@ class Candidate:
         )
 
 
-def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> list[Candidate]:
+def candidates(
+    here: Sequence[PortAddress], there: Sequence[PortAddress], exchange: Addresses = ("", "")
+) -> list[Candidate]:
     """Every way between two hosts, the best first, in the order of :func:`rank_pairs`.
 
     Args:
         here: the connector's ports.
         there: the listener's ports.
+        exchange: the addresses that the exchange goes over.
     """
     found = []
     for a in here:
@@ -89,22 +109,37 @@ def candidates(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> lis
                 ways = [(x, y) for x, y in pairs if needs_grh(x, y)]
             else:
                 ways = [(replace(a, gids=()), replace(b, gids=()))]
-            found += [(merit((x.gids[0], y.gids[0])) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
+            found += [(merit((x.gids[0], y.gids[0]), exchange) if x.gids else (0,), Candidate(x, y)) for x, y in ways]
     return [way for _, way in sorted(found, key=lambda pair: pair[0])]
 
 
-def narrow(port: PortAddress, gid: bytes | None) -> PortAddress:
-    """The same port with only the GID of that value, all of them if it is None.
+def narrow(port: PortAddress, key: GidKey | None) -> PortAddress:
+    """The same port with only the GID that is meant, all of them if it is None.
 
     Raises:
         PeerMismatch: if the port does not have it.
     """
-    if gid is None:
+    if key is None:
         return port
-    gids = tuple(entry for entry in port.gids if entry.gid.raw == gid)
-    if not gids:
-        raise PeerMismatch([f"GID {Gid(gid)} is not one of {port}: {gid_words(port.gids)}"])
-    return replace(port, gids=gids)
+    found = find_gid(port.gids, key)
+    if found is None:
+        raise PeerMismatch([f"GID {Gid(key.raw)} is not one of {port}: {gid_words(port.gids)}"])
+    alike = tuple(entry for entry in port.gids if entry.gid == found.gid)
+    return replace(port, gids=alike if key.gid_type is None else (found,))
+
+
+def find_gid(gids: Iterable[GidEntry], key: GidKey, gid_index: int = -1) -> GidEntry | None:
+    """The GID that is meant, wherever its slot is now; None if there is none of that value and type.
+
+    Args:
+        gids: the table.
+        key: which; where several are alike, that of its network device.
+        gid_index: the slot that it had: of those alike in all the one that is there still.
+    """
+    alike = [entry for entry in gids if entry.gid.raw == key.raw and key.gid_type in (None, entry.gid_type)]
+    if len(alike) < 2:
+        return alike[0] if alike else None
+    return max(alike, key=lambda entry: (entry.netdev == key.netdev, entry.gid_index == gid_index))
 
 
 def needs_grh(here: PortAddress, there: PortAddress) -> bool:

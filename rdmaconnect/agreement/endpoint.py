@@ -7,11 +7,15 @@ A :class:`PortAddress` is how a port can be reached, an :class:`Endpoint` a queu
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from operator import le
+from typing import Any, NamedTuple
 
 from ..abi import GidType, LinkLayer, Mtu, QpType
 from ..errors import shown
+from .columns import filled
 from .ranges import AH_RANGES, RANGES, Span, within
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "Endpoint",
     "Gid",
     "GidEntry",
+    "GidKey",
     "PortAddress",
     "RemoteRegion",
 ]
@@ -84,6 +89,23 @@ class Gid:
         return f"::ffff:{self.address}" if self.is_ipv4 else str(self.address)
 
 
+class GidKey(NamedTuple):
+    """What tells one GID of a port from another, wherever its slot is now.
+
+    The value alone does not: RoCE v1 and v2 have the same, and so have two network devices with one address, or
+    a VLAN and its parent, whose link-local addresses come of the same MAC. A VLAN is a network device of its own.
+
+    Args:
+        raw: the GID, 16 bytes in network order.
+        gid_type: its type, or None for any.
+        netdev: its network device's name on its own host; one of another name is taken where there is none of this.
+    """
+
+    raw: bytes
+    gid_type: GidType | None = None
+    netdev: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GidEntry:
     """One slot of a port's GID table.
@@ -93,15 +115,23 @@ class GidEntry:
         gid_type: IB, RoCE v1 or RoCE v2.
         gid_index: its slot, 0 to 255; told to the peer for its messages only, never used there.
         netdev: the network device's name, or "".
+        here: whether it is an address of the network namespace of the process that tells it, so far as that
+            knows: from another one, as a container has of its host's GIDs, packets may not come back.
     """
 
     gid: Gid
     gid_type: GidType
     gid_index: int
     netdev: str = ""
+    here: bool = True
 
     def __post_init__(self) -> None:
         within("gid_index", self.gid_index, *AH_RANGES["sgid_index"])
+
+    @property
+    def key(self) -> GidKey:
+        """What tells it from the port's other GIDs."""
+        return GidKey(self.gid.raw, self.gid_type, self.netdev)
 
     @property
     def type_words(self) -> str:
@@ -157,6 +187,10 @@ class PortAddress:
         if len(self.gids) > 256 or any(entry.gid.is_zero for entry in self.gids):
             raise ValueError(f"gids has {len(self.gids)} entries: give at most 256, none of them all zero")
 
+    def __hash__(self) -> int:
+        # its name is enough: the rest, which is dear to hash, hardly ever differs
+        return hash((self.device, self.port_num, self.lid))
+
     def only(self, gid: GidEntry | None) -> PortAddress:
         """The same port with that one GID, or none."""
         return replace(self, gids=() if gid is None else (gid,))
@@ -173,11 +207,13 @@ class RemoteRegion:
         addr: its virtual address there, 64 bits.
         rkey: the key that opens it, 32 bits; never printed.
         length: bytes.
+        life: the life of the connection that the peer named it in, which ends with a reconnect; None where it did not.
     """
 
     addr: int
     rkey: int = field(repr=False)
     length: int
+    life: Any = field(default=None, repr=False, compare=False)
 
     #: bytes that :meth:`to_bytes` gives
     SIZE = 20
@@ -212,12 +248,14 @@ class RemoteRegion:
             raise ValueError(f"{length} bytes at offset {offset}: the remote region has {self.length} bytes")
         if length == self.length:
             return self
-        return RemoteRegion(self.addr + offset, self.rkey, length)
+        return RemoteRegion(self.addr + offset, self.rkey, length, self.life)
 
 
 #: of an endpoint's qp_num, psn, recv_size and qkey
 _ENDPOINT: tuple[Span, ...] = (RANGES["dest_qp_num"], RANGES["sq_psn"], (0, 2**31, "bytes"), RANGES["qkey"])
 _LEAST, _MOST, _ = zip(*_ENDPOINT, strict=True)
+#: those of them that are each queue pair's own
+_OWN: dict[str, Span] = {"qp_num": _ENDPOINT[0], "psn": _ENDPOINT[1], "qkey": _ENDPOINT[3]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +285,34 @@ class Endpoint:
             return
         for name, number, span in zip(("qp_num", "psn", "recv_size", "qkey"), numbers, _ENDPOINT, strict=True):
             within(name, number, *span)
+
+    @classmethod
+    def several(
+        cls,
+        qp_type: QpType,
+        port: PortAddress,
+        recv_size: int,
+        qp_nums: Sequence[int],
+        psns: Sequence[int],
+        qkeys: Sequence[int],
+    ) -> tuple[Endpoint, ...]:
+        """Those of queue pairs on one port that differ in these numbers, at least one; each list is as long.
+
+        Raises:
+            TypeError, ValueError: as the constructor.
+        """
+        first = cls(qp_type, qp_nums[0], psns[0], port, recv_size, qkeys[0])
+        if len(qp_nums) == 1:
+            return (first,)
+        own = {"qp_num": qp_nums, "psn": psns, "qkey": qkeys}
+        for name, column in own.items():
+            least, greatest, _ = _OWN[name]
+            if {*map(type, column)} != {int} or min(column) < least or max(column) > greatest:
+                for value in column:
+                    within(name, value, *_OWN[name])
+        alike = {"qp_type": qp_type, "port": port, "recv_size": recv_size}
+        shared = ((name, repeat(value)) for name, value in alike.items())
+        return filled(cls, len(qp_nums), (*own.items(), *shared))
 
     def at(self, port: PortAddress) -> Endpoint:
         """The same queue pair with its port described otherwise."""

@@ -10,6 +10,7 @@ from ..abi import Mtu
 from ..errors import shown
 from .endpoint import MTU_BYTES
 from .ranges import AH_RANGES, RANGES, Span, within
+from .timers import DETECT_S, Timers, timers_for
 
 __all__ = ["Options", "OptionsDict", "Sizes", "check_fields"]
 
@@ -57,12 +58,13 @@ class OptionsDict(TypedDict, total=False):
     port_num: int | None
     gid_index: int | None
     path_mtu: int | None
-    sl: int
-    traffic_class: int
-    flow_label: int
+    sl: int | None
+    traffic_class: int | None
+    flow_label: int | None
     pkey: int | None
-    timeout: int
-    retry_cnt: int
+    timeout: int | None
+    retry_cnt: int | None
+    detect_s: float | None
     rnr_retry: int
     min_rnr_timer: int
     max_rd_atomic: int | None
@@ -72,7 +74,7 @@ class OptionsDict(TypedDict, total=False):
     send_depth: int | None
     max_inline_data: int
     spin: int
-    probe: bool
+    probe: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,17 @@ class Options:
         device: name of the RDMA device, as ``rdmaconnect devices`` lists it.
         port_num: its port, from 1.
         gid_index: the slot of its GID table to use.
-        path_mtu: the largest path MTU wished, in bytes: 256, 512, 1024, 2048 or 4096.
-        sl: service level, 0 to 15, applied on both ends (the connector's counts).
+        path_mtu: the largest path MTU wished, in bytes: 256, 512, 1024, 2048 or 4096. The smaller of both ends' counts.
+        sl: service level, 0 to 15, applied on both ends. It is the wish of either end; two that differ are refused.
+            0 where nobody wishes.
         traffic_class: 0 to 255, likewise.
         flow_label: 20 bits, likewise.
-        pkey: partition key by value, 16 bits.
-        timeout: the ACK-timeout *code*: 4.096 us x 2**timeout, 0 to 31. 18 is 1.07 s.
-        retry_cnt: retries after a timeout, 0 to 7. Some devices take 7 for ever.
+        pkey: partition key by value, 16 bits, likewise; the first in common where nobody wishes.
+        timeout: the ACK-timeout *code*: 4.096 us x 2**timeout, 0 to 31; 14, which is 67 ms, where ``detect_s`` does
+            not say otherwise. 0 waits for ever.
+        retry_cnt: retries after a timeout, 0 to 7; 3 likewise. Some devices take 7 for ever.
+        detect_s: instead of these two: the seconds, 1 to 100000, after which a peer that does not answer is given up
+            at the latest, by the model of :mod:`~rdmaconnect.agreement.timers`; 2 by default.
         rnr_retry: retries while the peer has no receive posted, 0 to 6; 7 for ever.
         min_rnr_timer: the code of the pause asked of a peer that sends too early, 0 to 31. 12 is 0.64 ms.
         max_rd_atomic: most RDMA reads and atomics outstanding, 0 to 255.
@@ -101,20 +107,21 @@ class Options:
         max_inline_data: bytes wanted that a work request can carry itself, 0 to 2**15: what is so short and plain
             bytes is copied there and nowhere else. Where the device refuses there are none.
         spin: polls of the completion queue before a wait sleeps on its events; 0 sleeps at once.
-        probe: whether messages are sent both ways and checked before the connection is handed out (the
-            connector's counts).
+        probe: whether messages are sent both ways and checked before the connection is handed out. It is done unless
+            one of the two ends says False, or leaves its completions to its application (``send_cq``).
     """
 
     device: str | None = None
     port_num: int | None = None
     gid_index: int | None = None
     path_mtu: int | None = None
-    sl: int = 0
-    traffic_class: int = 0
-    flow_label: int = 0
+    sl: int | None = None
+    traffic_class: int | None = None
+    flow_label: int | None = None
     pkey: int | None = None
-    timeout: int = 18
-    retry_cnt: int = 6
+    timeout: int | None = None
+    retry_cnt: int | None = None
+    detect_s: float | None = None
     rnr_retry: int = 7
     min_rnr_timer: int = 12
     max_rd_atomic: int | None = None
@@ -124,14 +131,21 @@ class Options:
     send_depth: int | None = None
     max_inline_data: int = 64
     spin: int = 500
-    probe: bool = True
+    probe: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str | None):
             raise TypeError(f"device is {shown(self.device)}: give its name, or None for any")
-        if not isinstance(self.probe, bool):
+        if not isinstance(self.probe, bool | None):
             raise TypeError(f"probe is {shown(self.probe)}: give True or False")
         check_fields(self, _SPANS)
+        if self.detect_s is not None:
+            if self.timeout is not None or self.retry_cnt is not None:
+                raise ValueError(
+                    f"detect_s is {shown(self.detect_s)}, which sets timeout and retry_cnt, and they are given too: "
+                    "give the one or the others"
+                )
+            timers_for(self.detect_s)
         sizes = MTU_BYTES.values()
         if self.path_mtu is not None and not (isinstance(self.path_mtu, int) and self.path_mtu in sizes):
             raise ValueError(f"path_mtu is {shown(self.path_mtu)}: give {', '.join(map(str, sizes))} bytes")
@@ -144,6 +158,14 @@ class Options:
             self.recv_depth or least.recv_depth,
             self.send_depth or least.send_depth,
             self.max_inline_data,
+        )
+
+    @property
+    def timers(self) -> Timers:
+        """``timeout`` and ``retry_cnt``: as given, or by ``detect_s``."""
+        timeout, retry_cnt = timers_for(DETECT_S if self.detect_s is None else self.detect_s)
+        return Timers(
+            timeout if self.timeout is None else self.timeout, retry_cnt if self.retry_cnt is None else self.retry_cnt
         )
 
     @property

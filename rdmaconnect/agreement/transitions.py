@@ -28,6 +28,7 @@ __all__ = [
     "change",
     "check_ranges",
     "diagnose",
+    "due",
     "mask_of",
     "step",
 ]
@@ -295,8 +296,12 @@ def change(qp_type: QpType, state: QpState, attr: Mapping[str, Any], mask: int |
 
 
 @lru_cache(maxsize=256)
-def _due(qp_type: QpType, frm: QpState, to: QpState, optional: QpAttrMask) -> tuple[tuple[str, ...], QpAttrMask]:
-    """The fields that a step needs, and the mask of all that it gives."""
+def due(qp_type: QpType, frm: QpState, to: QpState, optional: QpAttrMask = NONE) -> tuple[tuple[str, ...], QpAttrMask]:
+    """The fields that a step needs besides the state, and the mask of all that it gives; arguments as :func:`step`.
+
+    Raises:
+        StateError: as :func:`step`.
+    """
     mask = _lookup(qp_type, frm, to).required | M.STATE | optional
     wrong = diagnose(qp_type, frm, to, mask)
     if wrong:
@@ -325,10 +330,10 @@ def step(
 
     Source: ibv_modify_qp(3), ``struct ibv_qp_attr``.
     """
-    due, mask = _due(qp_type, frm, to, optional)
-    lacking = [name for name in due if not hasattr(values, name)]
+    names, mask = due(qp_type, frm, to, optional)
+    lacking = [name for name in names if not hasattr(values, name)]
     if lacking:
         raise ValueError(f"move {qp_type} QP {frm}->{to}: give {', '.join(lacking)} as well")
-    attr: dict[str, object] = {"qp_state": to, **{name: getattr(values, name) for name in due}}
+    attr: dict[str, object] = {"qp_state": to, **{name: getattr(values, name) for name in names}}
     check_ranges(attr)
     return attr, mask

@@ -15,11 +15,26 @@ from typing import TYPE_CHECKING
 from ..abi import QpType
 from ..agreement.endpoint import MTU_BYTES
 from ..agreement.options import Options
+from ..errors import ConnectTimeout, RdmaConnectError
 from ..exchange.url import DEFAULT_PORT, tcp_url
-from ..pingpong import LARGEST, OPS, check_memory, describe_end, echo, most_size, ping, plot, report, sweep
+from ..pingpong import (
+    LARGEST,
+    OPS,
+    Echoed,
+    Report,
+    check_memory,
+    describe_end,
+    echo,
+    most_size,
+    ping,
+    plot,
+    report,
+    sweep,
+)
+from ..pingpong.rdma_core import Game, echo_tool, ping_tool
 from ..session.connect import connect_many
 from ..session.connection import Connection
-from ..session.listen import listen
+from ..session.listen import Listener, listen
 from ..session.trace import Mark
 from .arguments import add_keys, count, seconds, tcp_port
 from .screen import width
@@ -37,6 +52,11 @@ _RECEIVES = 64 * 2**20
 _SWEEP_TO = 8 * 2**20
 #: bytes of payload with each size of a sweep, one way
 _SWEEP_BYTES = 256 * 2**20
+#: whom it plays with: itself, or rdma-core's ibv_*_pingpong, which has these defaults, and none of these options
+_OURS, _RDMA_CORE = "rdmaconnect", "rdma-core"
+_TOOL_MTU, _TOOL_SIZE, _TOOL_UD_SIZE = 1024, 4096, 2048
+_NOT_OF_TOOL = {"--op": "op", "-a": "sweep", "-D": "duration", "--bw": "bw", "--tx-depth": "tx_depth", "-q": "qps",
+                "--trace": "trace", "--key": "key", "--peer-key": "peer_key"}  # fmt: skip
 
 
 def add(commands: Commands, common: argparse.ArgumentParser) -> None:
@@ -75,9 +95,14 @@ def add(commands: Commands, common: argparse.ArgumentParser) -> None:
     add("--tx-depth", type=count(1), metavar="N", help=depth)
     add("-q", "--qps", type=count(1), default=1, metavar="N", help="connections, used in turn (%(default)s)")
     add("-m", "--mtu", type=int, choices=list(MTU_BYTES.values()), help="largest path MTU (default: the ports')")
-    add("-l", "--sl", type=int, default=0, metavar="SL", help="service level, 0 to 15 (%(default)s)")
+    add("-l", "--sl", type=int, metavar="SL", help="service level, 0 to 15 (default: the other side's, or 0)")
     add("-r", "--rx-depth", type=int, metavar="N", help=f"receives kept posted ({_SIZES.recv_depth})")
     add("-e", "--events", action="store_true", help="sleep on completion events, do not poll first")
+    tool = (
+        f"what the other side is: {_RDMA_CORE} is ibv_rc_pingpong, or the one of -t, started with a -g on Ethernet and "
+    )
+    tool += f"the same -s ({_TOOL_SIZE}; UD {_TOOL_UD_SIZE}), -n and -m ({_TOOL_MTU}) as here (%(default)s)"
+    add("--peer", choices=(_OURS, _RDMA_CORE), default=_OURS, help=tool)
     patience = "seconds to connect and for each message (%(default)s); a server waits for its peer without limit"
     add("--deadline", type=seconds, default=30.0, metavar="SECONDS", help=patience)
     add_keys(pingpong)
@@ -109,16 +134,37 @@ def _check(args: argparse.Namespace) -> None:
         if recv_size is not None and args.rx_depth is None:
             options = dataclasses.replace(options, recv_depth=max(2, min(kept.recv_depth, _RECEIVES // recv_size)))
         _agree(args)
+        if args.peer == _RDMA_CORE:
+            options = _of_tool(args, options)
         args.url = tcp_url("*" if args.host is None else args.host, bind=args.host is None, port=args.port)
     except ValueError as e:
         args.parser.error(str(e))
     args.options = options
 
 
+def _of_tool(args: argparse.Namespace, options: Options) -> Options:
+    """The options for one of rdma-core's programs, with its own defaults.
+
+    Raises:
+        ValueError: what it cannot do, in words.
+    """
+    given = [letter for letter, name in _NOT_OF_TOOL.items() if getattr(args, name) != args.parser.get_default(name)]
+    if given:
+        raise ValueError(f"{', '.join(given)} with --peer {_RDMA_CORE}: its programs only send messages to and fro")
+    if args.size == 0:
+        raise ValueError(f"size is 0: --peer {_RDMA_CORE} takes 1 or more")
+    if args.size is None:
+        args.size = _TOOL_UD_SIZE if args.type == "UD" else _TOOL_SIZE
+    args.iters = args.iters or 1000
+    return dataclasses.replace(options, recv_size=args.size, path_mtu=args.mtu or _TOOL_MTU)
+
+
 def _pingpong(args: argparse.Namespace) -> int:
     options: Options = args.options
     size, depth, *_ = options.sizes(args.qps)
     check_memory(size * depth * args.qps, f"{depth * args.qps} receives of {size} bytes")
+    if args.peer == _RDMA_CORE:
+        return _play_tool(args, Game(QpType[args.type], args.size, args.iters, options, args.deadline))
     return _serve(args, args.url, options) if args.host is None else _ping(args, args.url, options)
 
 
@@ -157,22 +203,66 @@ def _serve(args: argparse.Namespace, url: str, options: Options) -> int:
         listener = stack.enter_context(listen(url, options=options, key=args.key, peer_keys=args.peer_key))
         print(f"listening on {listener.url}", file=sys.stderr, flush=True)
 
-        def accept(deadline_s: float | None = args.deadline) -> Connection:
-            return stack.enter_context(listener.accept(deadline_s=deadline_s, tolerant=False))
+        def more(number: int) -> list[Connection]:
+            return [stack.enter_context(listener.accept(deadline_s=args.deadline)) for _ in range(number)]
 
-        conn = accept(None)
-        done = echo(conn, more=lambda number: [accept() for _ in range(number)], deadline_s=args.deadline)
+        conn = stack.enter_context(first(listener, args.deadline))
+        done = echo(conn, more=more, deadline_s=args.deadline)
         ends = {
             "local": describe_end(conn.local, conn.path.local_gid),
             "remote": describe_end(conn.peer, conn.path.remote_gid),
         }
-        trace = conn.trace if args.trace else ()
+        qp_type, trace = str(conn.local.qp_type), conn.trace if args.trace else ()
+    _show_served(args, qp_type, done, ends, trace)
+    return 0
+
+
+def _show_served(
+    args: argparse.Namespace,
+    qp_type: str,
+    done: Echoed,
+    ends: dict[str, dict[str, object]],
+    trace: Sequence[Mark] = (),
+) -> None:
     if args.json:
-        body = {"qp_type": str(conn.local.qp_type), **dataclasses.asdict(done), **ends}
+        body = {"qp_type": qp_type, **dataclasses.asdict(done), **ends}
         print(json.dumps(body | ({"trace": list(map(dataclasses.asdict, trace))} if args.trace else {})))
     else:
         _print([*report.ends_lines(**ends), *report.served_lines(done), *_timeline(args, trace)])
+
+
+def _play_tool(args: argparse.Namespace, game: Game) -> int:
+    """With one of rdma-core's programs as the other side."""
+    if args.host is None:
+        served = echo_tool(
+            args.url, game, listening=lambda port: print(f"listening on port {port}", file=sys.stderr, flush=True)
+        )
+        _show_served(args, args.type, served.echoed, {"local": served.local, "remote": served.remote})
+        return 0
+    with _progress(not args.json) as tick:
+        result = ping_tool(args.url, game, tick=tick)
+    _show_result(args, result)
     return 0
+
+
+def first(listener: Listener, deadline_s: float) -> Connection:
+    """The first connection that is made; one with whom it fails may come again, another way.
+
+    Args:
+        listener: waits without limit for the first that comes.
+        deadline_s: seconds, from the first failure on.
+
+    Raises:
+        RdmaConnectError: that failure, if nothing came of it.
+    """
+    try:
+        return listener.accept(deadline_s=None, tolerant=False)
+    except RdmaConnectError as e:
+        failure = e
+    try:
+        return listener.accept(deadline_s=deadline_s)
+    except ConnectTimeout:
+        raise failure from None
 
 
 def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
@@ -196,6 +286,11 @@ def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
             most_bytes=_SWEEP_BYTES if args.sweep and args.iters is None else None,
             deadline_s=args.deadline, tick=tick,
         )  # fmt: skip
+    _show_result(args, result, trace)
+    return 0
+
+
+def _show_result(args: argparse.Namespace, result: Report, trace: Sequence[Mark] = ()) -> None:
     if args.json:
         more = {"trace": list(map(dataclasses.asdict, trace))} if args.trace else {}
         print(json.dumps(result.asdict() | more))
@@ -208,7 +303,6 @@ def _ping(args: argparse.Namespace, url: str, options: Options) -> int:
         Path(args.csv).write_text(report.csv_text(result))
     if args.plot is not None:
         plot.save(result, args.plot)
-    return 0
 
 
 def _sizes(args: argparse.Namespace, most: int) -> list[int]:

@@ -53,6 +53,10 @@ CLASSES: dict[str, tuple[str, str]] = {
         "While the exchange is set up: another secret or key, or one side without any.",
         "Give both sides the same RDMACONNECT_SECRET, or each other's key files (`rdmaconnect keygen`).",
     ),
+    "OutcomeUnknown": (
+        "When a connection was lost and is connected anew (auto_reconnect, reconnect()), of what was on its way.",
+        "Ask the peer whether it has it, or repeat what may happen twice: it is not repeated by itself.",
+    ),
     "ProtocolError": ("One of its two kinds comes.", "See LocalProtocolError and RemoteProtocolError."),
     "LocalProtocolError": (
         "When this side's program asks for something out of turn.",
@@ -83,6 +87,12 @@ THEMES: dict[str, str] = {
         "A peer must be given an address that its host reaches: 127.x.x.x is each host itself, and /etc/hosts often "
         "has that for a host's own name. `getent ahosts NAME` tells, `ip -brief addr` lists the others; "
         "listen() takes all of them."
+    ),
+    "arp-flux": (
+        "Two network devices of a host in one subnet: either answers ARP for both addresses, so that RoCE packets come "
+        "to the one that drops them, and RTR succeeds while no data passes. connect() takes a pair that carries, if "
+        "there is one. `sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2`, rp_filter 0 or 2; "
+        "or a subnet for each."
     ),
     "containers": (
         "A container needs the device nodes, the locked memory and the network that has the GIDs: docker run "
@@ -173,9 +183,9 @@ THEMES: dict[str, str] = {
         "`conn.reconnect()` on both sides connects the same objects anew."
     ),
     "rnr": (
-        "A message came where no receive was posted. rnr_retry=7 asks for ever, but the ack timer goes on meanwhile: "
-        "timeout=18 leaves seconds. min_rnr_timer 0 means 655 ms, 12 means 0.64 ms. Receive sooner, or ask for a "
-        "larger recv_depth."
+        "A message came where no receive was posted. rnr_retry=7 asks for ever, but SoftRoCE of Linux 6.1 lets the ack "
+        "timer go on meanwhile: detect_s=20 leaves seconds. min_rnr_timer 0 means 655 ms, 12 means 0.64 ms. Receive "
+        "sooner, or ask for a larger recv_depth."
     ),
     "roce-version": (
         "RoCE v1 (EtherType 0x8915) and v2 (UDP 4791) do not understand each other: both GIDs must be of one type. "
@@ -187,7 +197,8 @@ THEMES: dict[str, str] = {
     ),
     "timers": (
         "timeout is a code, 4.096 us * 2**timeout for each of retry_cnt + 1 tries; 0 means for ever, and so does "
-        "retry_cnt=7 on SoftRoCE. The defaults, 18 and 6, give up after 7.5 seconds."
+        "retry_cnt=7 on SoftRoCE. Adapters may wait four times as long, and some never less than 0.5 s. The defaults, "
+        "14 and 3, give up within 2 seconds; detect_s= sets both."
     ),
     "ud": (
         "UD loses without a word: a message without a receive posted, with another Q_Key, longer than the MTU, or into "

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..agreement.candidates import Candidate
+from ..agreement.unproven import unproven
 from ..errors import CompletionError, ConnectTimeout, PeerMismatch, PeerRejected, RdmaConnectError
-from .netlink import Route
+from ..objects.netlink import Route
 from .remedies import remedy
 
 __all__ = ["Ground", "explain"]
@@ -78,6 +79,11 @@ def _address(way: Candidate, *, there: bool) -> str:
     return str(port.gids[0].gid.address) if port.gids else f"LID {port.lid:#x}"
 
 
+#: states of a neighbour that is there; and what keeps one network device from standing in for another
+_ANSWERS = ("REACHABLE", "STALE", "DELAY", "PROBE", "PERMANENT")
+_STAND_IN = "net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2"
+
+
 def _unreached(case: _Case) -> tuple[str, str]:
     route, where = case.ground.route, f"{case.source} ({case.netdev}, {case.at})"
     get = f"ip route get {case.target} from {case.source} oif {case.netdev}"
@@ -86,6 +92,12 @@ def _unreached(case: _Case) -> tuple[str, str]:
     if not case.there and route is not None and route.gateway:
         words = f"{case.target} is behind {route.gateway}, which does not answer on {case.netdev}."
         return words, f"{get}; ping -I {case.netdev} {route.gateway}"
+    if case.ground.neighbour in _ANSWERS:
+        words = (
+            f"{case.target} did not answer at {where} in time, though from here the other host is on that network "
+            f"(neighbour {case.ground.neighbour}): its answer was late, or another network device stood in for it."
+        )
+        return words, f"try again; {remedy('arp', settings=_STAND_IN)}; ping -I {case.netdev} {case.target}"
     seen = f" (neighbour {case.ground.neighbour})" if case.ground.neighbour and not case.there else ""
     words = f"{case.target} does not answer at {where}{seen}: it is not on that network."
     return words, f"ping -I {case.netdev} {case.target}; use a pair in one subnet, or join the two networks"
@@ -108,8 +120,9 @@ def _unlike(case: _Case) -> tuple[str, str]:
     return words, "choose GIDs of one family: gid_index="
 
 
-def _firewall(case: _Case) -> tuple[str, str]:
-    words = "The connection stands, but no data passes: a firewall drops RoCE (UDP port 4791), here, there or between."
+def _nothing_passes(case: _Case) -> tuple[str, str]:
+    gids = [port.gids[0] if port.gids else None for port in (case.way.here, case.way.there)]
+    words = f"The connection stands, but no data passes. {unproven(*gids)}"
     return words, "on both hosts: " + remedy("firewall nft", "firewall iptables", port=case.port)
 
 
@@ -147,7 +160,7 @@ RULES: tuple[tuple[Callable[[_Case], bool], Callable[[_Case], tuple[str, str]]],
     (lambda case: case.step and case.number in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENODEV), _no_route),
     (lambda case: case.step and case.number == errno.ENODATA, _stale),
     (lambda case: case.step and case.number == errno.EINVAL, _unlike),
-    (lambda case: isinstance(case.error, CompletionError) or "4791" in case.words, _firewall),
+    (lambda case: isinstance(case.error, CompletionError) or "4791" in case.words, _nothing_passes),
     (_of(errno.ENOMEM), _memory),
     (_of(errno.EMFILE, errno.ENFILE), _files),
     (lambda case: isinstance(case.error, ConnectTimeout), _exchange),

@@ -46,6 +46,10 @@ def library(host: Host) -> Iterator[Finding]:
         yield Finding("providers", OK, ", ".join(found.providers))
     elif found.path:
         yield Finding("providers", grave(host), f"There is none beside {found.path}.", remedy("provider"))
+    for path, provider in found.drivers.items():
+        if found.providers and provider not in found.providers:
+            words = f"{path} names {provider}, and there is no such provider: the file is stale."
+            yield Finding("providers", INFO if host.usable else WARN, words, remedy("stale driver file", path=path))
     if found.complaints and not host.usable:
         yield Finding("library", WARN, f"It says: {' '.join(found.complaints)[:400]}")
 

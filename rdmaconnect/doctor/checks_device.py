@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 
 from ..abi import GidType, LinkLayer, PortState
@@ -14,7 +15,7 @@ from .host import Device, Host
 from .remedies import remedy
 from .severity import grave, memlock_fix, size_words, some_netdev
 
-__all__ = ["best_gid", "choice", "devices", "ports"]
+__all__ = ["best_gid", "choice", "devices", "ports", "unlisted"]
 
 OK, INFO, WARN, FAIL = Verdict.OK, Verdict.INFO, Verdict.WARN, Verdict.FAIL
 #: bytes between the MTU of RoCE v2 and that of the network device: IPv4, UDP, BTH, RETH, ICRC
@@ -40,12 +41,36 @@ def devices(host: Host) -> Iterator[Finding]:
     for device in host.devices:
         driver = f" ({device.driver})" if device.driver else ""
         if not device.listed and not host.library.error and not host.listing:
-            words = f"{device.name}{driver}: libibverbs does not list it: it lacks the provider, or the node."
-            yield Finding("device", grave(host), words, remedy("provider"))
+            words, fix = unlisted(host, device)
+            yield Finding("device", grave(host), f"{device.name}{driver}: libibverbs does not list it: {words}", fix)
         elif device.error:
             yield Finding("device", grave(host), f"{device.name}{driver} cannot be used: {device.error}")
         else:
             yield from _trials(host, device)
+
+
+#: the kernel's driver -> the provider of libibverbs, where their names differ
+_PROVIDERS = {
+    "mlx5_core": "mlx5", "mlx4_core": "mlx4", "ib_mthca": "mthca", "bnxt_en": "bnxt_re", "ice": "irdma",
+    "i40e": "irdma", "hns3": "hns", "qede": "qedr", "ib_qib": "ipathverbs", "hfi1": "hfi1verbs", "iw_cxgb4": "cxgb4",
+}  # fmt: skip
+
+
+def unlisted(host: Host, device: Device) -> tuple[str, str]:
+    """Why libibverbs does not list a device that the kernel has, and what mends it."""
+    node = next((node for node in host.nodes if node.device == device.name and node.errno == errno.ENOENT), None)
+    if node is not None:
+        return f"its node {node.path} is missing.", ""
+    provider, found = _PROVIDERS.get(device.driver, device.driver), host.library
+    if not provider or not found.providers:
+        return "it lacks the provider, or the node.", remedy("provider")
+    if provider not in found.providers:
+        return f"its provider {provider} is not installed.", remedy("provider")
+    if provider not in found.drivers.values():
+        path = f"{os.path.dirname(next(iter(found.drivers), '/etc/libibverbs.d/none'))}/{provider}.driver"
+        fix = remedy("driver file", provider=provider, path=path)
+        return f"no .driver file, as {path}, names its provider.", fix
+    return f"its provider {provider} is there, and named, but does not take it: of another version?", remedy("provider")
 
 
 def _trials(host: Host, device: Device) -> Iterator[Finding]:
@@ -143,5 +168,12 @@ def choice(host: Host) -> Iterator[Finding]:
         others = f" {len(host.usable) - 1} more can be used." if len(host.usable) > 1 else ""
         by = f" with {entry} on {entry.netdev}" if entry else ""
         yield Finding("choice", OK, f"{device} port {port_num}{by} would be chosen.{others}")
+        if entry is not None and not entry.here:
+            netdev = entry.netdev or "its network device"
+            words = f"{entry.gid} is no address of this network namespace: answers to it go to another one."
+            yield Finding("choice", WARN, words, remedy("address here", netdev=netdev))
+        for left in host.left_out:
+            # the one that the route leads to was needed: another one may not reach the peer
+            yield Finding("choice", FAIL if left.address else WARN, f"Left out: {left}")
     elif host.problem and host.core and host.uverbs and not host.library.error and host.devices:
         yield Finding("choice", FAIL, host.problem)

@@ -13,22 +13,25 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from ..abi import LinkLayer, QpType
+from ..abi import QpType
 from ..agreement.options import Options
 from ..errors import LibraryError, RdmaConnectError
 from ..objects.context import device_names, open_device
+from ..objects.netlink import ipv4_addresses, rdma_system
 from ..objects.port import Port
-from ..session.ports import gid_is_here, rank_ports
+from ..session.ports import LeftOut, choose_ports, mark_here
 from ..session.prepared import Prepared
 from ..verbs import complaints
 from .access import container_signs, kernel_modules, nodes
 from .host import Device, Firewall, Host, Library, Limits, Netdev, Trial
-from .netlink import rdma_system
 from .reading import entries, text
 
 __all__ = ["gather"]
 
 _SYS = Path("/sys/class/infiniband")
+#: where libibverbs of the distributions reads which providers to load
+_DRIVERS = Path("/etc/libibverbs.d")
+_CONF = Path("/proc/sys/net/ipv4/conf")
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
 _CAP_IPC_LOCK = 14
@@ -49,7 +52,7 @@ def gather(options: Options, toward: str | None = None) -> Host:
     names, listing, missing = _names()
     devices = tuple(_device(name, name in names) for name in sorted({*names, *entries(_SYS)}))
     ports = [port for device in devices for port in device.ports]
-    choice, problem = _choice(options, toward)
+    choice, problem, left_out = _choice(options, toward)
     netns, copies = rdma_system()
     core, uverbs, drivers, loadable, can_load = kernel_modules()
     signs, pod = container_signs()
@@ -67,12 +70,7 @@ def gather(options: Options, toward: str | None = None) -> Host:
         nodes=nodes(),
         devices=devices,
         netdevs=_netdevs(),
-        here=frozenset(
-            entry.gid.raw
-            for port in ports
-            for entry in port.gids
-            if port.link_layer == LinkLayer.INFINIBAND or gid_is_here(entry)
-        ),
+        here=frozenset(entry.gid.raw for port in ports for entry in port.gids if entry.here),
         limits=limits,
         netns=netns,
         copy_on_fork=copies,
@@ -82,6 +80,7 @@ def gather(options: Options, toward: str | None = None) -> Host:
         firewall=_firewall(),
         choice=choice,
         problem=problem,
+        left_out=left_out,
         gid_index=options.gid_index,
     )
 
@@ -107,7 +106,18 @@ def _library(error: str) -> Library:
     version = os.path.basename(os.path.realpath(path)).partition(".so.")[2] if path else ""
     folder = Path(path).parent / "libibverbs"
     providers = tuple(name[3:].partition("-rdmav")[0] for name in entries(folder) if "-rdmav" in name) if path else ()
-    return Library(path, version, providers, error, complaints())
+    return Library(path, version, providers, error, complaints(), _drivers())
+
+
+def _drivers() -> dict[str, str]:
+    """Source: ``read_config_file`` of libibverbs/dynamic_driver.c in rdma-core."""
+    found = {}
+    for name in entries(_DRIVERS):
+        for line in text(_DRIVERS / name).splitlines():
+            kind, _, provider = line.strip().partition(" ")
+            if kind == "driver" and not name.startswith("."):
+                found[str(_DRIVERS / name)] = os.path.basename(provider.strip())
+    return found
 
 
 def _device(name: str, listed: bool) -> Device:
@@ -118,7 +128,7 @@ def _device(name: str, listed: bool) -> Device:
         return Device(name, driver, listed=False)
     try:
         with open_device(name) as context:
-            ports = context.ports()
+            ports = tuple(map(mark_here, context.ports()))
     except (RdmaConnectError, OSError) as e:
         return Device(name, driver, error=str(e))
     return Device(name, driver, ports=ports, trials={p.port_num: _try(p) for p in ports if str(p.state) == "ACTIVE"})
@@ -138,32 +148,40 @@ def _try(port: Port) -> Trial:
         prepared.close()
 
 
-def _choice(options: Options, toward: str | None) -> tuple[tuple[tuple[str, int], ...], str]:
+def _choice(options: Options, toward: str | None) -> tuple[tuple[tuple[str, int], ...], str, tuple[LeftOut, ...]]:
     try:
-        ports = rank_ports(options, toward)
-        for port in ports[:1]:
+        choice = choose_ports(options, toward)
+        for port in choice.ports[:1]:
             with open_device(port.device) as context:
                 port.address(context.query_device(), options)
     except (RdmaConnectError, OSError) as e:
-        return (), str(e)
-    return tuple((port.device, port.port_num) for port in ports), ""
+        return (), str(e), ()
+    return tuple((port.device, port.port_num) for port in choice.ports), "", choice.left_out
 
 
 def _netdevs() -> dict[str, Netdev]:
     """By ioctl: /sys may show another namespace's."""
     import fcntl  # as resource below: Windows has none, and this file is imported there too
 
-    found = {}
+    found, addresses = {}, ipv4_addresses()
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
             for _, name in socket.if_nameindex():
                 request = struct.pack("16s16x", name.encode())
                 flags = struct.unpack_from("H", fcntl.ioctl(s, _SIOCGIFFLAGS, request), 16)[0]
                 mtu = struct.unpack_from("i", fcntl.ioctl(s, _SIOCGIFMTU, request), 16)[0]
-                found[name] = Netdev(name, bool(flags & _IFF_UP), bool(flags & _IFF_RUNNING), mtu)
+                settings = (_setting(name, kind) for kind in ("arp_ignore", "arp_announce", "rp_filter"))
+                up, running = bool(flags & _IFF_UP), bool(flags & _IFF_RUNNING)
+                found[name] = Netdev(name, up, running, mtu, tuple(addresses.get(name, ())), *settings)
     except OSError:
         pass
     return found
+
+
+def _setting(netdev: str, kind: str) -> int | None:
+    """What holds is the greater of the network device's own and that of ``all``."""
+    values = [text(_CONF / name / kind).strip() for name in (netdev, "all")]
+    return max(map(int, values)) if all(value.isdecimal() for value in values) else None
 
 
 def _limits() -> Limits:

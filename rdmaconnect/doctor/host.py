@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Interface
 
 from ..abi import PortState
 from ..objects.port import Port
+from ..session.ports import LeftOut
 
 __all__ = ["Device", "Firewall", "Host", "Library", "Limits", "Netdev", "Node", "Trial"]
 
@@ -20,6 +22,7 @@ class Library:
         version: of its file name, "" if unknown.
         providers: the providers installed beside it, by name.
         error: why it could not be loaded, or "".
+        drivers: ``.driver`` file -> the provider that it names: libibverbs loads those, and no others.
         complaints: what it says on stderr when it looks for devices and their providers.
     """
 
@@ -28,6 +31,7 @@ class Library:
     providers: tuple[str, ...] = ()
     error: str = ""
     complaints: tuple[str, ...] = ()
+    drivers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,19 @@ class Netdev:
         up: whether it was brought up.
         running: whether it has a carrier.
         mtu: bytes.
+        addresses: IPv4, with their prefixes.
+        arp_ignore, arp_announce, rp_filter: as they hold for it, the greater of its own and ``all``'s; None where the
+            kernel does not tell.
     """
 
     name: str
     up: bool = True
     running: bool = True
     mtu: int = 1500
+    addresses: tuple[IPv4Interface, ...] = ()
+    arp_ignore: int | None = None
+    arp_announce: int | None = None
+    rp_filter: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,7 @@ class Host:
         firewall: packet filters.
         choice: device and port that would be chosen, the best first.
         problem: why none would be, or "".
+        left_out: devices that could not be looked at.
         gid_index: the only slot of the GID table to use, or None.
     """
 
@@ -191,6 +203,7 @@ class Host:
     firewall: Firewall = Firewall()
     choice: tuple[tuple[str, int], ...] = ()
     problem: str = ""
+    left_out: tuple[LeftOut, ...] = ()
     gid_index: int | None = None
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..agreement.candidates import Candidate, candidates
+from ..agreement.candidates import Addresses, Candidate, candidates
 from ..agreement.endpoint import PortAddress
 
 __all__ = ["Attempt", "End", "Matrix", "ends", "order"]
@@ -124,11 +124,12 @@ def ends(ports: Sequence[PortAddress], ways: Sequence[PortAddress]) -> tuple[End
     return tuple(found + list(by_lid.values()))
 
 
-def order(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> list[Candidate]:
+def order(here: Sequence[PortAddress], there: Sequence[PortAddress], exchange: Addresses = ("", "")) -> list[Candidate]:
     """Every way, in the order in which ``connect`` tries them.
 
     Args:
         here, there: the ports of both hosts, those first that the routes lead to.
+        exchange: the addresses that the exchange goes over.
     """
-    first = candidates(here[:1], there[:1])[:1]
-    return first + [way for way in candidates(here, there) if way not in first]
+    first = candidates(here[:1], there[:1], exchange)[:1]
+    return first + [way for way in candidates(here, there, exchange) if way not in first]

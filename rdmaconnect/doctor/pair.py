@@ -11,11 +11,13 @@ from ..agreement.endpoint import MTU_BYTES
 from ..agreement.options import Options
 from ..errors import ConnectTimeout, PeerRejected, RdmaConnectError, RemoteProtocolError
 from ..exchange.url import addresses, host_of, port_of, tcp_url
+from ..objects.netlink import neighbour, route
 from ..protocol.handshake import Role
 from ..protocol.messages import Answer, Question
 from ..runtime.deadline import Deadline, wait_readable
 from ..runtime.procedure import run_apart
-from ..session.connect import close_all, try_candidate
+from ..session.closing import close_ends
+from ..session.connect import try_candidate
 from ..session.connection import Connection
 from ..session.fallback import Fallback
 from ..session.outgoing import Outgoing
@@ -25,7 +27,6 @@ from ..session.trace import Trace
 from .causes import Ground, explain
 from .finding import Finding, Verdict
 from .matrix import Attempt, Matrix, ends, order
-from .netlink import neighbour, route
 from .remedies import remedy
 from .service import narrowed
 
@@ -107,7 +108,7 @@ def visit(
         return Visit(url, (_exchange_failed(url, e),))
     findings, there = _said(answer), answer.ports
     tried = []
-    for way in order(here, there):
+    for way in order(here, there, asking.exchange):
         if deadline.left_s <= 0:
             tried.append(Attempt(way, tried=False))
             continue
@@ -183,7 +184,7 @@ def _attempt(outgoing: Outgoing, way: Candidate, fallback: Fallback, terms: Term
     attempt = Attempt(way)
     try:
         mine = Deadline(min(deadline.left_s, EACH_S), ConnectTimeout)
-        (end,) = run_apart(try_candidate(outgoing, terms, fallback, 1, mine, None), close_all)
+        (end,) = run_apart(try_candidate(outgoing, terms, fallback, 1, mine, None), close_ends)
         with Connection(end) as connection:
             mtu = MTU_BYTES[connection.path.path_mtu]
             attempt = replace(attempt, path_mtu=mtu, latency_us=_latency(connection, mine.left_s))

@@ -43,6 +43,9 @@ REMEDIES: dict[str, str] = {
     "serve": "there: rdmaconnect doctor --serve -p {port}",
     "open tcp": "let the exchange in there: nft insert rule inet filter input tcp dport {port} accept",
     "fork": "export RDMAV_FORK_SAFE=1, or start children before the first connection, or use a kernel from 5.12 on",
+    "arp": "sysctl -w {settings}; or give each network device a subnet of its own",
+    "driver file": "echo 'driver {provider}' > {path}; or apt install --reinstall ibverbs-providers",
+    "stale driver file": "rm {path}, or install the provider that it names, of libibverbs's own version",
     "roce v2": "give the network device an IPv4 or global IPv6 address, and use RoCE v2",
     "mtu": "ip link set {netdev} mtu 4200, on both hosts and what is between them",
 }

@@ -74,13 +74,11 @@ def host_lines(host: Host, findings: Iterable[Finding], columns: int = WIDTH) ->
             mark = "*" if entry is best else " " if entry.gid.raw in host.here else "-"
             yield f"  {mark} {entry.gid_index:3} {entry.gid!s:39} {entry.type_words:7} {entry.netdev}".rstrip()
     yield ""
-    yield from _wrapped(
-        "A connection can be made from this host."
-        if host.usable
-        else "No connection can be made from this host: see what is marked FAIL.",
-        "",
-        columns,
-    )
+    words = "No connection can be made from this host: see what is marked FAIL."
+    if host.usable:
+        without = ", ".join(left.device for left in host.left_out)
+        words = f"A connection can be made from this host{f', but not by {without}' if without else ''}."
+    yield from _wrapped(words, "", columns)
 
 
 def _finding(finding: Finding, columns: int) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from ..agreement.endpoint import PortAddress
@@ -20,7 +19,7 @@ from ..exchange.url import tcp_url
 from ..protocol.codec import encode
 from ..protocol.messages import Answer, Question, Remark
 from ..session.connection import Connection
-from ..session.listen import Listener
+from ..session.listen import TcpListener
 from ..session.terms import ListenOptions, make_terms, parse_qp_type
 from .checks import examine
 from .finding import Verdict
@@ -28,13 +27,11 @@ from .gather import gather
 
 __all__ = ["DoctorListener", "narrowed", "open_listener", "serve"]
 
-#: quicker to give up than a connection should be: 6 times 0.27 s
-_TIMERS = Options(timeout=16, retry_cnt=6)
 #: seconds between two looks at who has gone
 _ROUND_S = 1.0
 
 
-class DoctorListener(Listener):
+class DoctorListener(TcpListener):
     """A listener that answers the doctor's question."""
 
     options: Options = Options()
@@ -91,8 +88,8 @@ def open_listener(
 
 
 def narrowed(options: Options) -> Options:
-    """What a doctor connects with: the device, port and GID that were asked for, and timers of its own."""
-    return replace(_TIMERS, device=options.device, port_num=options.port_num, gid_index=options.gid_index)
+    """What a doctor connects with: the device, port and GID that were asked for."""
+    return Options(device=options.device, port_num=options.port_num, gid_index=options.gid_index)
 
 
 def serve(

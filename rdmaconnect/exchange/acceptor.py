@@ -12,7 +12,7 @@ from ..runtime.peer_log import log
 from . import service
 from .channel import Channel, Receiver
 from .curve import Keys
-from .tcp import listen, set_options
+from .tcp import has_unread, listen, peer_of, set_options, silent_s
 from .url import addresses, host_of, port_of
 
 __all__ = ["Acceptor", "descriptors_are_scarce"]
@@ -20,14 +20,16 @@ __all__ = ["Acceptor", "descriptors_are_scarce"]
 
 #: connections taken in one go
 _AT_ONCE = 16
-#: seconds without accepting when there is no descriptor left
-_REST_S = 0.1
+#: seconds without accepting when there is no place or no descriptor left
+_REST_S = 0.05
 #: seconds that a stranger has until it says what it wants
 STRANGER_S = 10.0
 #: descriptors that are left to the application
 RESERVE = 48
-#: strangers at most; beyond them those of whom nothing was heard for so many seconds are dropped
-STRANGERS_MAX, SILENT_S = 1024, 1.0
+#: strangers at most; beyond them those of whom nothing was heard for so many seconds are dropped, which is halved for
+#: as long as others wait all the same: who dials in earnest answers within a round trip
+STRANGERS_MAX, SILENT_S, SILENT_LEAST_S = 1024, 1.0, 0.1
+_SILENT = "it is silent, and others wait"
 
 
 def descriptors_are_scarce() -> bool:
@@ -82,6 +84,7 @@ class Acceptor:
         self._strangers: dict[Channel, float] = {}
         self._domain = ""
         self._closed = False
+        self._patience_s = SILENT_S
         self.connected = 0
         most = _descriptors()
         self._most = STRANGERS_MAX if most is None else max(16, min(STRANGERS_MAX, most // 8))
@@ -154,7 +157,10 @@ class Acceptor:
                 return
             try:
                 tcp, _address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
+                self._patience_s = SILENT_S
+                return
+            except (InterruptedError, ConnectionAbortedError):
                 return
             except OSError as e:  # EMFILE, ENFILE, ENOBUFS, ENOMEM
                 log.warning("accept on %s: %s; strangers that say nothing are dropped", self.url, e)
@@ -165,11 +171,17 @@ class Acceptor:
 
     def _rest(self) -> None:
         """Leave those who come in the kernel's queue for a while."""
+        self._patience_s = min(self._patience_s, max(self._patience_s / 2, SILENT_LEAST_S))
         service.loop().remove_reader(self._socket.fileno())
         service.loop().call_later(_REST_S, self._resume)
 
     def _take(self, tcp: socket.socket) -> None:
         self.connected += 1
+        # where many wait, who was silent in the kernel's queue already gets no place
+        if self._patience_s < SILENT_S and silent_s(tcp) > self._patience_s and not has_unread(tcp):
+            log.debug("accept on %s: %s is dropped: %s", self.url, peer_of(tcp), _SILENT)
+            tcp.close()
+            return
         try:
             tcp.setblocking(False)
             set_options(tcp)
@@ -193,9 +205,9 @@ class Acceptor:
 
     def _drop_silent(self) -> int:
         """Make room: drop the strangers of whom nothing was heard for a while; how many."""
-        silent = [one for one in self._strangers if one.silent_s > SILENT_S and not one.unread()]
+        silent = [one for one in self._strangers if one.silent_s > self._patience_s and not one.unread()]
         for channel in silent:
-            self._drop(channel, "it is silent, and others wait")
+            self._drop(channel, _SILENT)
         return len(silent)
 
     def _drop(self, channel: Channel, why: str) -> None:

@@ -18,7 +18,7 @@ from .budget import BYTES, Budget
 from .curve import Keys
 from .plain import LINGER_MS, SEND_QUEUE, Plain
 from .relay import Outlet, Pump
-from .tcp import peer_of
+from .tcp import has_unread, local_of, peer_of
 from .verdicts import foreign, why_over
 from .zmtp import Filter, ZmtpError
 
@@ -46,7 +46,7 @@ class Receiver(Protocol):
         """A frame has come."""
 
     def over(self, error: RdmaConnectError) -> None:
-        """Nothing more will come, and why; called once, and not after :meth:`Channel.close`."""
+        """Nothing more will come, and why; called at most once, and beside :meth:`Channel.close` at the latest."""
 
     def tick(self) -> None:
         """A second has passed."""
@@ -68,7 +68,7 @@ class Channel:
         domain: for a listener with keys, what names it to the handler of authentication.
 
     Attributes:
-        address: the peer's IP address.
+        address, local: the peer's IP address, and this end's.
         user: the peer's public key as Z85 text, once its first frame has come, where it had to show one; else "".
         heard: when the last bytes of the peer came, on the monotonic clock.
         closing: whether it was closed, and what was sent last may still go out.
@@ -84,7 +84,7 @@ class Channel:
         listens: bool = False,
         domain: str = "",
     ) -> None:
-        self.address = peer_of(tcp)
+        self.address, self.local = peer_of(tcp), local_of(tcp)
         self.receiver: Receiver | None = receiver
         self.user = ""
         self._pid = os.getpid()
@@ -114,6 +114,11 @@ class Channel:
         return self._filter.greeted
 
     @property
+    def ended_in_order(self) -> bool:
+        """Whether the peer has closed the TCP connection, or its kernel when its process ended."""
+        return self._inward is not None and self._inward.in_order
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the last bytes of the peer came."""
         return time.monotonic() - self.heard
@@ -128,7 +133,8 @@ class Channel:
         Raises:
             StateError: in a process other than the one that made the channel.
         """
-        self._check_process()
+        if self._pid != os.getpid():
+            raise StateError("use an exchange of the process that forked this one: connect or listen anew here.")
         with self._lock:
             # not in the main thread, where a signal's handler may raise between what is sent and what is kept
             direct = self._direct and not self._queued and threading.current_thread() is not threading.main_thread()
@@ -144,18 +150,11 @@ class Channel:
         if self._pid == os.getpid():
             service.soon(self._close)
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise StateError("use an exchange of the process that forked this one: connect or listen anew here.")
-
     # ---- in the service thread
 
     def unread(self) -> bool:
         """Whether there are bytes of the peer that nobody has read yet. For the service thread."""
-        try:
-            return bool(self._tcp.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except OSError:
-            return False
+        return has_unread(self._tcp)
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -227,9 +226,12 @@ class Channel:
         """Bytes of a peer have come of which ZeroMQ is not to know."""
         if self._filter.shaken and not self._there:
             self._go_out()
-        if self._filter.pings:
-            self.charge(plain.answer_pings())
-        self.readable()
+        if pings := len(self._filter.pings):
+            self.charge(pings)
+            if not plain.answer_pings():
+                self._does_not_read()
+        if plain.waiting:
+            self.readable()
         if self._filter.refused:
             self._end(self._why())
 
@@ -351,12 +353,9 @@ class Channel:
 
     def _close(self) -> None:
         self.receiver = None
-        if self.closing or self._ended:
-            self.closing = True
+        over, self.closing = self.closing or self._ended, True
+        if over or self._inward is None:  # not opened yet
             return
-        self.closing = True
-        if self._inward is None:
-            return  # not opened yet
         # nothing is sent before the peer's handshake has come
         self._inward.discarding = self._filter.shaken
         if self._there or (self._line is not None and self._unsent):

@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 
 from ..errors import shown
 
-__all__ = ["Keys", "keygen", "keys_for"]
+__all__ = ["Keys", "keygen", "keys_for", "shared_key"]
 
 log = logging.getLogger("rdmaconnect")
 
@@ -179,13 +179,34 @@ def _secret(given: str | bytes | None) -> bytes | None:
     return raw
 
 
+def shared_key(secret: str | bytes | None) -> bytes | None:
+    """The key that authenticates what two ends tell each other where there is no side channel.
+
+    Args:
+        secret: the secret that all of a job share, as for :func:`keys_for`.
+
+    Returns:
+        32 bytes, scrypt (RFC 7914) of the secret with N 2**14, r 8, p 1 and the salt ``rdmaconnect 1 bytes``; None
+        where there is no secret.
+
+    Raises:
+        ValueError, TypeError: as :func:`keys_for`.
+    """
+    raw = _secret(secret)
+    return None if raw is None else _stretched(raw, "bytes")
+
+
+@lru_cache(maxsize=8)
+def _stretched(secret: bytes, purpose: str) -> bytes:
+    return hashlib.scrypt(secret, salt=f"rdmaconnect 1 {purpose}".encode(), n=2**14, r=8, p=1, dklen=32)
+
+
 @lru_cache(maxsize=8)
 def _derive(secret: bytes, role: str) -> tuple[bytes, bytes]:
     import zmq
     from zmq.utils import z85
 
-    raw = hashlib.scrypt(secret, salt=f"rdmaconnect 1 {role}".encode(), n=2**14, r=8, p=1, dklen=32)
-    pair = z85.encode(raw)
+    pair = z85.encode(_stretched(secret, role))
     return zmq.curve_public(pair), pair
 
 

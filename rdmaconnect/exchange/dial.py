@@ -5,6 +5,7 @@ A :class:`Dial` never waits: its owner polls its descriptors for writing, and ha
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -18,7 +19,7 @@ from ..errors import VerbsError
 from .tcp import set_options
 from .url import Address
 
-__all__ = ["Dial"]
+__all__ = ["Dial", "sockets"]
 
 #: RFC 8305, 5, Connection Attempt Delay: from the beginning of one address to that of the next, s
 _DELAY_S = 0.25
@@ -66,6 +67,7 @@ class _Attempt:
         due: when to give the attempt up, or, without one, when to begin the next.
         pause: seconds from its next failure to the attempt after that.
         seen: in words, what the last attempt came to.
+        error: its errno, 0 while there is none.
     """
 
     address: Address
@@ -73,6 +75,16 @@ class _Attempt:
     due: float = 0.0
     pause: float = _AGAIN_S
     seen: str = _NOT_TRIED
+    error: int = 0
+
+
+def sockets(address: Address, count: int) -> list[socket.socket]:
+    """So many sockets, of the calling thread's network namespace; fewer for want of descriptors."""
+    made: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        for _ in range(count):
+            made.append(socket.socket(address.family, socket.SOCK_STREAM))  # noqa: PERF401 - those so far are kept
+    return made
 
 
 class Dial:
@@ -155,6 +167,11 @@ class Dial:
             by_words.setdefault(attempt.seen, []).append(str(attempt.address))
         return "; ".join(f"{', '.join(where)}: {words}" for words, where in by_words.items())
 
+    @property
+    def refused(self) -> bool:
+        """Whether an address refused the last time that it was tried."""
+        return any(one.error == errno.ECONNREFUSED for one in self._begun)
+
     # ---- one attempt
 
     def _next(self, now: float) -> _Attempt | None:
@@ -204,6 +221,7 @@ class Dial:
 
     def _fail(self, attempt: _Attempt, now: float, error: int, words: dict[int, str]) -> None:
         self._drop(attempt)
+        attempt.error = error
         attempt.seen = words.get(error) or _AT_LAST.get(error) or os.strerror(error)
         attempt.due, attempt.pause = now + attempt.pause, min(attempt.pause * 2, _AGAIN_MAX_S)
         if attempt is self._begun[-1]:

@@ -50,12 +50,13 @@ class Plain:
         """Whether there is a frame to be read."""
         return bool(self._filter.messages)
 
-    def answer_pings(self) -> int:
-        """Say that this side is there to a peer that asks so; how often it did."""
-        count = len(self._filter.pings)
-        while self._filter.pings:
-            self._outlet.put(pong(self._filter.pings.popleft()))
-        return count
+    def answer_pings(self) -> bool:
+        """Say that this side is there to a peer that asks so; False as for :meth:`send`."""
+        pings = self._filter.pings
+        while pings:
+            if not self._outlet.put(pong(pings.popleft())):
+                return False
+        return True
 
     def hang_up(self) -> None:
         """Send no more; what was sent still goes out."""

@@ -31,6 +31,8 @@ class Pump:
     Attributes:
         over: whether it has ended.
         discarding: whether what comes is thrown away.
+        in_order: whether the source's peer has closed it, or that one's kernel when its process ended; not, whether it
+            was reset or given up.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Pump:
     ) -> None:
         self._loop, self._source, self._sink, self._ended, self._check = loop, source, sink, ended, check
         self._kept = b""
-        self._reading = self._last_said = self.over = self.discarding = False
+        self._reading = self._last_said = self.over = self.discarding = self.in_order = False
         self.held = False
 
     def start(self) -> None:
@@ -84,6 +86,7 @@ class Pump:
     def _readable(self) -> None:
         try:
             data = self._source.recv(CHUNK)
+            self.in_order = not data
         except (BlockingIOError, InterruptedError):
             return
         except OSError:  # reset, or given up by the kernel: nothing more will come

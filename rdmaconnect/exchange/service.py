@@ -11,14 +11,15 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
 from typing import Any, TypeVar
 
 from ..errors import VerbsError
 from ..runtime.fork import in_child
 
-__all__ = ["at_end", "do", "loop", "soon"]
+__all__ = ["at_end", "do", "loop", "soon", "start"]
 
 T = TypeVar("T")
 
@@ -30,6 +31,8 @@ _loop: asyncio.AbstractEventLoop | None = None
 _thread: threading.Thread | None = None
 #: whether the process ends, so that nothing is begun any more
 _over = False
+#: what runs in the service thread, each until its end or that of the process
+_tasks: set[asyncio.Task[Any]] = set()
 #: called in the service thread when the process ends; each gives what is to be waited for
 _at_end: list[Callable[[], Any]] = []
 
@@ -77,15 +80,25 @@ def _run(made: asyncio.AbstractEventLoop) -> None:
 
 def soon(function: Callable[..., object], *args: object) -> None:
     """Have ``function`` called in the service thread; it must not block. After the end nothing is called any more."""
+    if threading.current_thread() is _thread:  # which is awake
+        asyncio.get_running_loop().call_soon(function, *args)
+        return
     with contextlib.suppress(RuntimeError):  # closed: the process ends
         loop().call_soon_threadsafe(function, *args)
 
 
-def do(function: Callable[[], T]) -> T:
+def do(function: Callable[[], T], patience_s: float | None = None) -> T:
     """Call ``function`` in the service thread, and wait for it; it must not block.
+
+    Args:
+        function: what to call.
+        patience_s: seconds after which it is called all the same, but not waited for any more; None waits for ever.
 
     Returns:
         Its result, or raises its exception.
+
+    Raises:
+        TimeoutError: the patience is over.
     """
     if threading.current_thread() is _thread:
         return function()
@@ -98,7 +111,31 @@ def do(function: Callable[[], T]) -> T:
             future.set_exception(e)
 
     loop().call_soon_threadsafe(call)
-    return future.result()
+    try:
+        return future.result(patience_s)
+    except NotDone:  # until Python 3.11 it is no TimeoutError
+        raise TimeoutError from None
+
+
+def start(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Run a coroutine in the service thread; what it raises is for nobody. The end of the process cancels it."""
+
+    def begin() -> None:
+        task = asyncio.ensure_future(coroutine)
+        _tasks.add(task)
+        task.add_done_callback(_forget_task)
+
+    try:
+        loop().call_soon_threadsafe(begin)
+    except BaseException:
+        coroutine.close()
+        raise
+
+
+def _forget_task(task: asyncio.Task[Any]) -> None:
+    _tasks.discard(task)
+    if not task.cancelled():
+        task.exception()
 
 
 def at_end(function: Callable[[], Any]) -> None:
@@ -112,6 +149,9 @@ def at_end(function: Callable[[], Any]) -> None:
 
 async def _end() -> None:
     waiting = [asyncio.ensure_future(function()) for function in _at_end]
+    for task in list(_tasks):
+        task.cancel()
+        waiting.append(task)
     if waiting:
         await asyncio.wait(waiting, timeout=END_S)
 
@@ -136,6 +176,8 @@ def _forget() -> None:
     global _loop, _thread, _lock
     _loop = _thread = None
     _lock = threading.Lock()
+    for task in _tasks:  # they are kept, so that nothing of theirs is run at their end
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 in_child(_forget)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import VerbsError, hint_for
 from .url import Address
 
-__all__ = ["listen", "peer_of", "set_options"]
+__all__ = ["has_unread", "listen", "local_of", "peer_of", "set_options", "silent_s"]
 
+#: where ``tcpi_last_data_recv`` lies in ``struct tcp_info`` (linux/tcp.h)
+_LAST_DATA_RECV = struct.Struct("@52xI")
 #: what one address of several may not have: the next one is taken
 _NOT_HERE = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENODEV}
 
@@ -32,8 +36,37 @@ def set_options(sock: socket.socket) -> None:
 
 def peer_of(tcp: socket.socket) -> str:
     """The IP address of the other end; "" if it is gone."""
+    return _address(tcp.getpeername)
+
+
+def local_of(tcp: socket.socket) -> str:
+    """The IP address of this end; "" if it is gone."""
+    return _address(tcp.getsockname)
+
+
+def silent_s(tcp: socket.socket) -> float:
+    """Seconds since the last bytes of the other end came or, if none did, since it connected; also before ``accept``.
+
+    Source: ``tcpi_last_data_recv`` of ``TCP_INFO``, tcp(7).
+    """
     try:
-        address = str(tcp.getpeername()[0])
+        info = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECV.size)
+    except OSError:  # it is gone already: reading will tell
+        return 0.0
+    return float(_LAST_DATA_RECV.unpack(info)[0]) / 1000
+
+
+def has_unread(tcp: socket.socket) -> bool:
+    """Whether there are bytes of the other end that nobody has read yet."""
+    try:
+        return bool(tcp.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except OSError:
+        return False
+
+
+def _address(ask: Callable[[], Any]) -> str:
+    try:
+        address = str(ask()[0])
     except OSError:  # it is gone already: reading will tell
         return ""
     return address.removeprefix("::ffff:") if "." in address else address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  the first look-up loads it, and fails where there are no descriptors to read it by
 import ipaddress
 import re
 import socket
@@ -10,7 +11,10 @@ from typing import Any, NamedTuple
 
 from ..errors import shown
 
-__all__ = ["DEFAULT_PORT", "Address", "addresses", "host_of", "is_address", "loopback_of", "port_of", "tcp_url"]
+__all__ = [
+    "DEFAULT_PORT", "Address", "addresses", "host_of", "is_address", "is_rdma", "loopback_of", "port_of", "rdma_url",
+    "tcp_url",
+]  # fmt: skip
 
 #: the TCP port of the exchange
 DEFAULT_PORT = 18515
@@ -61,10 +65,25 @@ def tcp_url(peer: str, *, bind: bool = False, port: int = DEFAULT_PORT) -> str:
     """
     if not isinstance(peer, str):
         raise TypeError(f"the peer is {shown(peer)}: give a text such as 'host' or 'host:port'")
-    text = peer.strip()
-    if "://" in text and not text.startswith("tcp://"):
-        raise ValueError(f"the peer is {shown(peer)}: only tcp:// urls are spoken")
-    found = _ADDRESS.fullmatch(text.removeprefix("tcp://"))
+    if is_rdma(peer):
+        raise ValueError(f"the peer is {shown(peer)}: only connect() and listen() go by rdma_cm. Give a tcp:// url")
+    if "://" in peer and not peer.strip().startswith("tcp://"):
+        raise ValueError(f"the peer is {shown(peer)}: only tcp:// urls are spoken, and rdma:// ones by rdma_cm")
+    return _url("tcp://", peer, bind, port)
+
+
+def is_rdma(peer: object) -> bool:
+    """Whether what a caller gave is an ``rdma://`` url: there rdma_cm is the exchange."""
+    return isinstance(peer, str) and peer.lstrip().startswith("rdma://")
+
+
+def rdma_url(peer: str, *, bind: bool = False) -> str:
+    """The url of a peer that rdma_cm connects to: as :func:`tcp_url`, but ``rdma://``, whose ports are its own."""
+    return _url("rdma://", peer, bind, DEFAULT_PORT)
+
+
+def _url(scheme: str, peer: str, bind: bool, port: int) -> str:
+    found = _ADDRESS.fullmatch(peer.strip().removeprefix(scheme))
     host, number = (found["host"] or found["v6"] or "", int(found["port"] or port)) if found else ("", 0)
     if not found or (not bind and host in ("", "*")) or number > 65535 or not (bind or number):
         raise ValueError(f"the peer is {shown(peer)}: give 'host' or 'host:port' with a port of 1 to 65535")
@@ -72,16 +91,16 @@ def tcp_url(peer: str, *, bind: bool = False, port: int = DEFAULT_PORT) -> str:
     host = host.strip("[]") if v6 else host or "*"
     if host != "*" and (fault := _fault(host, v6)):
         raise ValueError(f"the peer is {shown(peer)}: {fault}")
-    return f"tcp://[{host}]:{number}" if v6 else f"tcp://{host}:{number}"
+    return f"{scheme}[{host}]:{number}" if v6 else f"{scheme}{host}:{number}"
 
 
 def host_of(url: str) -> str:
-    """The host in a ``tcp://`` url, IPv6 without its brackets."""
-    return url.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    """The host in a ``tcp://`` or ``rdma://`` url, IPv6 without its brackets."""
+    return url.partition("://")[2].rpartition(":")[0].strip("[]")
 
 
 def port_of(url: str) -> int:
-    """The TCP port in a ``tcp://`` url."""
+    """The port in a ``tcp://`` or ``rdma://`` url."""
     return int(url.rpartition(":")[2])
 
 

@@ -27,6 +27,8 @@ FRAMES_MAX = 128
 CURVE_ADDS = 33
 #: bytes of a frame's beginning that are looked at, and those of the longest header
 _LOOK, _HEADER = 24, 9
+#: first byte of a message of one frame -> bytes of its header
+_HEADERS = {b"\0": 2, bytes((_LONG,)): _HEADER}
 _ERROR = b"\x05ERROR"
 #: (mechanism, whether this side listens) -> the commands of the peer's handshake, each by how it begins, and the
 #: sizes that it may have
@@ -134,7 +136,7 @@ class Filter:
             ZmtpError: it may not be sent.
         """
         if self.greeted:
-            return self._frames(data)
+            return data if self._is_message(data) else self._frames(data)
         self._head += data
         self._greet()
         have = len(self._head)
@@ -159,6 +161,19 @@ class Filter:
                 names = {b"NULL": Fault.UNPROTECTED, b"CURVE": Fault.PROTECTED}
                 passed = bytes(head[self._passed : _VERSION])
                 raise ZmtpError(names.get(theirs.rstrip(b"\0"), Fault.MECHANISM), seen, passed)
+
+    def _is_message(self, data: bytes) -> bool:
+        """Take what is one message, whole and alone, as mostly: here nothing is kept and nothing is to be judged."""
+        if self._handshake or self._left or self._head or self._protected or self.frames >= FRAMES_MAX:
+            return False
+        header = _HEADERS.get(data[:1], 0)
+        size = int.from_bytes(data[1:header], "big")
+        if not header or len(data) != header + size or size > self.max_frame:
+            return False
+        self.frames += 1
+        self.unread += len(data)
+        self.messages.append(data[header:])
+        return True
 
     def _frames(self, data: bytes, before: bytes = b"") -> bytes:
         """Follow the frames: the beginning of each is kept until it can be judged, those before a bad one go on."""

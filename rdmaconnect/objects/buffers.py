@@ -65,8 +65,12 @@ class Buffer:
     def addr(self) -> int:
         """The first byte's address."""
         if self._addr is None:
-            with _unformatted(self._view) as same:  # dear, and a message that is copied never needs it
-                self._addr = same.addr
+            # dear, and a message that is copied never needs it
+            if self.length and not self.readonly and self._view is not None:
+                self._addr = ctypes.addressof(ctypes.c_char.from_buffer(self._view))
+            else:
+                with _unformatted(self._view) as same:
+                    self._addr = same.addr
         return self._addr
 
     @property
@@ -190,7 +194,7 @@ def _exported(thing: Any) -> Buffer | None:
         return _unformatted(thing)  # NumPy has types that Python has no letter for
     if not view.c_contiguous:
         raise _scattered(thing, "Give a copy that is: bytes(...), or numpy.ascontiguousarray(...)")
-    if "O" in _NAMES.sub("", view.format):
+    if view.format != "B" and "O" in _NAMES.sub("", view.format):
         raise _of_objects(thing)
     return Buffer(thing, view, view.nbytes, view.readonly, release=view.release)
 

@@ -6,19 +6,23 @@ import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import byref
+from functools import partial
+from itertools import repeat, starmap
 from typing import Any
 
 from .. import verbs
-from ..abi import CqAttrMask, ibv_modify_cq_attr, ibv_wc
+from ..abi import CqAttrMask, ibv_cq, ibv_modify_cq_attr, ibv_wc
 from ..errors import StateError, VerbsError
 from .context import Context
 from .fields import bits
-from .owned import Owned, exclusive
+from .locks import exclusive
+from .owned import Owned
 from .waitable import Waitable
 
-__all__ = ["CQ", "CompChannel", "apart_from", "batch_locks"]
+__all__ = ["CQ", "CompChannel"]
 
 #: completions taken by one poll
 BATCH = 32
@@ -28,8 +32,7 @@ class CompChannel(Waitable["list[CQ]"]):
     """A descriptor that becomes readable when an armed completion queue has a completion.
 
     ``wait``, ``wait_async`` and ``drain`` give the queues that had events; each is then armed again, and
-    polled until it is empty: an event may come without a completion, and for many there may be one
-    event.
+    polled until it is empty: an event may come without a completion, and for many there may be one.
 
     Args:
         context: the device.
@@ -43,6 +46,9 @@ class CompChannel(Waitable["list[CQ]"]):
     def __init__(self, context: Context) -> None:
         self.context = context
         self._cqs: dict[int, CQ] = {}
+        #: where the next event is put, and its queue's address there: Ctrl-C loses none that is not counted yet
+        self._event = ctypes.POINTER(ibv_cq)(), ctypes.c_void_p()
+        self._came = ctypes.c_void_p.from_buffer(self._event[0])
         super().__init__(
             lambda: verbs.ibv_create_comp_channel(context.pointer),
             f"completion channel of {context.name}",
@@ -68,15 +74,18 @@ class CompChannel(Waitable["list[CQ]"]):
     def _take_all(self) -> list[CQ]:
         """Called with the lock held; also while it is being closed."""
         found: dict[int, CQ] = {}
-        channel = self._pointer
-        while event := verbs.ibv_get_cq_event(channel):
-            pointer, _ = event
-            address = ctypes.addressof(pointer.contents)
-            cq = self._cqs.get(address)
+        channel, came = self._pointer, self._came
+        while came.value is not None or verbs.ibv_get_cq_event(channel, self._event):
+            address: int = came.value  # type: ignore[assignment]
+            pointer, cq = ctypes.cast(address, ctypes.POINTER(ibv_cq)), self._cqs.get(address)
             if cq is not None:
-                cq._count_event(pointer)
                 found[address] = cq
+                cq._unacked += 1
+                came.value = None  # nothing is called between these two, and so no signal's handler
+                if cq._unacked >= cq.ACK_BATCH:
+                    cq._acknowledge(pointer)
             else:  # of a queue that was made by other means: destroying it would wait for this for ever
+                came.value = None
                 verbs.ibv_ack_cq_events(pointer, 1)
         return list(found.values())
 
@@ -144,12 +153,14 @@ class CQ(Owned):
     ) -> None:
         """Become the owner of a ``struct ibv_cq *``."""
         self.context, self.channel = context, channel
-        self._mine = _Buffer()
-        self._unacked = 0
+        #: events taken and not acknowledged; and, while some are being, how many, and how many had been by the library
+        self._unacked, self._acking = 0, None  # type: int, tuple[int, int] | None
 
         def made() -> Any:
             pointer = make()
-            self._poll = verbs.op("ibv_poll_cq", pointer.contents.context)
+            poll = verbs.shuttable(verbs.op("ibv_poll_cq", pointer.contents.context))
+            self._shuttable = (poll,)
+            self._mine = _Buffer(partial(poll, byref(pointer.contents)))
             if channel:
                 channel._cqs[ctypes.addressof(pointer.contents)] = self
             return pointer
@@ -161,7 +172,7 @@ class CQ(Owned):
         """The :data:`BATCH` ``struct ibv_wc`` that :meth:`poll` fills for the calling thread, until its next poll."""
         return self._mine.wcs
 
-    def _batch_lock(self, doing: str) -> Any:
+    def batch_lock(self, doing: str) -> Any:
         """What is held within a batch; None where there are none: see :attr:`has_batches`.
 
         Raises:
@@ -178,7 +189,7 @@ class CQ(Owned):
         Raises:
             StateError: this thread is within a batch, and would wait for itself.
         """
-        return self._batch_lock(doing) or nullcontext()
+        return self.batch_lock(doing) or nullcontext()
 
     @property
     @exclusive
@@ -198,15 +209,38 @@ class CQ(Owned):
 
         Source: ibv_poll_cq(3).
         """
-        array = self._mine.array
-        with self.lock:
-            pointer = self._pointer
-            if pointer is None:
-                self.pointer  # noqa: B018  says why
-            count: int = self._poll(pointer, BATCH, array)
+        count = self._mine.poll()
+        return count if count >= 0 else self._alone(count)
+
+    @exclusive
+    def _alone(self, count: int) -> int:
+        """What a poll came to that answered less than 0: it is closed or broken, or was just being resized."""
+        self.pointer  # noqa: B018
+        if count == verbs.SHUT:
+            count = self._mine.poll()
         if count < 0:
             raise verbs.failed("ibv_poll_cq", count, f"poll {self.name}")
         return count
+
+    def busy_poll(self, tries: int) -> Sequence[Any]:
+        """Poll again and again until something has come: what costs least for who wants it at once.
+
+        No other thread of this process runs meanwhile: give a number of tries that it can do without, some dozens.
+
+        Args:
+            tries: how often at most, 1 or more.
+
+        Returns:
+            Those of this thread's :attr:`wcs` that came, none if nothing did.
+
+        Raises:
+            StateError, VerbsError: as :meth:`poll`.
+        """
+        mine = self._mine
+        count = mine.poll() or next(filter(None, starmap(mine.poll, repeat((), tries - 1))), 0)
+        if count < 0:
+            count = self._alone(count)
+        return mine.wcs[:count] if count else ()
 
     @exclusive
     def arm(self, solicited_only: bool = False) -> None:
@@ -241,7 +275,12 @@ class CQ(Owned):
         """
         if not 1 <= cqe < 1 << 31:
             raise ValueError(f"cqe is {cqe}: give 1 or more")
-        verbs.ibv_resize_cq(self.pointer, cqe)
+        pointer = self.pointer
+        self._shut()  # who polls now waits for the lock
+        try:
+            verbs.ibv_resize_cq(pointer, cqe)
+        finally:
+            self._reopen()
 
     @exclusive
     def moderate(self, count: int, period_us: int) -> None:
@@ -289,22 +328,26 @@ class CQ(Owned):
                 raise ValueError(f"acknowledge {count} events of {self.name}: it has no channel, so none can come")
             return
         with self.channel.lock:
-            due = self._unacked if count is None else count
-            if not 0 <= due <= self._unacked:
-                raise ValueError(f"acknowledge {due} events of {self.name}: {self._unacked} are due")
-            self._acknowledge(self.pointer, due)
+            self._settle(self.pointer)
+            if count is not None and not 0 <= count <= self._unacked:
+                raise ValueError(f"acknowledge {count} events of {self.name}: {self._unacked} are due")
+            self._acknowledge(self.pointer, count)
 
-    def _acknowledge(self, pointer: Any, count: int) -> None:
+    def _acknowledge(self, pointer: Any, count: int | None = None) -> None:
         """Called with the channel's lock held, which is what keeps the queue from being destroyed meanwhile."""
-        if count:
+        self._settle(pointer)
+        if count := self._unacked if count is None else count:
+            self._acking = count, pointer.contents.comp_events_completed
             verbs.ibv_ack_cq_events(pointer, count)
-            self._unacked -= count
+            self._settle(pointer)
 
-    def _count_event(self, pointer: Any) -> None:
-        """One was taken; the caller holds the channel's lock."""
-        self._unacked += 1
-        if self._unacked >= self.ACK_BATCH:
-            self._acknowledge(pointer, self._unacked)
+    def _settle(self, pointer: Any) -> None:
+        """Count what was acknowledged, also where a signal's handler raised just then."""
+        if self._acking is not None:
+            count, before = self._acking
+            if pointer.contents.comp_events_completed != before:
+                self._unacked -= count
+            self._acking = None  # nothing is called between these two
 
     def _locks_after(self) -> list[Any]:
         # destroying waits for the acknowledgement of every event that was taken: nobody may take one now
@@ -314,7 +357,7 @@ class CQ(Owned):
         if self.channel is not None:
             with contextlib.suppress(VerbsError):  # a device that is gone gives none, and waits for none
                 self.channel._take_all()
-            self._acknowledge(pointer, self._unacked)
+            self._acknowledge(pointer)
         verbs.ibv_destroy_cq(pointer)
 
     def _freed(self, pointer: Any) -> None:
@@ -323,31 +366,23 @@ class CQ(Owned):
             del self.channel._cqs[address]
 
 
-def batch_locks(queues: Iterable[CQ | None], doing: str) -> list[Any]:
-    """What is held within batches of these queues, each once, and in one order whoever asks.
-
-    Raises:
-        StateError: this thread is within one of them.
-    """
-    found = [cq._batch_lock(doing) for cq in sorted({cq for cq in queues if cq is not None}, key=id)]
-    return [lock for lock in found if lock is not None]
-
-
-@contextmanager
-def apart_from(queues: Iterable[CQ | None], doing: str) -> Iterator[None]:
-    """:meth:`CQ.apart` of several."""
-    with ExitStack() as stack:
-        for lock in batch_locks(queues, doing):
-            stack.enter_context(lock)
-        yield
-
-
 class _Buffer(threading.local):
-    """What one thread polls into."""
+    """What one thread polls into: ``poll`` takes completions into ``wcs``, and answers how many."""
 
-    def __init__(self) -> None:
-        self.array = (ibv_wc * BATCH)()
-        self.wcs = [self.array[i] for i in range(BATCH)]
+    wcs: list[Any]
+    poll: Callable[[], int]
+
+    def __init__(self, verb: Callable[..., int]) -> None:
+        self._verb = verb
+
+    def __getattr__(self, name: str) -> Any:
+        """At its first poll: many a thread that makes a queue never polls it."""
+        if name not in _Buffer.__annotations__:
+            raise AttributeError(name)
+        array = (ibv_wc * BATCH)()
+        self.wcs = [*array]
+        self.poll = partial(self._verb, BATCH, byref(self.wcs[0]))
+        return self.__dict__[name]
 
 
 def check(context: Context, cqe: int, channel: CompChannel | None, comp_vector: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import verbs
@@ -13,7 +13,8 @@ from .completion import CQ, CompChannel, check
 from .context import Context
 from .current_completion import STANDARD_WC_FLAGS, CurrentCompletion
 from .fields import bits, put
-from .owned import Owned, this
+from .locks import this
+from .owned import Owned
 
 __all__ = ["CQEx"]
 
@@ -234,7 +235,7 @@ class CQEx(CurrentCompletion, CQ):
         if self._owner is this.thread:
             raise StateError(f"{doing} on {self.name}: this thread is within a batch of it. Call end_poll() first.")
 
-    def _batch_lock(self, doing: str) -> Any:
+    def batch_lock(self, doing: str) -> Any:
         self._outside(doing)
         return self._batch
 
@@ -267,6 +268,12 @@ class CQEx(CurrentCompletion, CQ):
         self._outside("poll")
         with self._batch:
             return super().poll()
+
+    def busy_poll(self, tries: int) -> Sequence[Any]:
+        """As :meth:`CQ.busy_poll`; otherwise as :meth:`poll`."""
+        self._outside("poll")
+        with self._batch:
+            return super().busy_poll(tries)
 
     def arm(self, solicited_only: bool = False) -> None:
         """As :meth:`CQ.arm`; waits for another thread's batch: some providers take the queue's lock for it.

@@ -17,10 +17,11 @@ from ..runtime.fork import in_child, over_fork
 from .async_events import AsyncEvents
 from .device_attr import DeviceAttr, RtValues
 from .gid_table import LACKING, GidSlot, read_gid_table
+from .locks import exclusive
 from .no_device import complaints, why_none, why_not_opened
-from .owned import Owned, exclusive
+from .owned import Owned
 from .port import Port
-from .sysfs import gid_attribute
+from .sysfs import device_nodes, gid_attribute
 
 __all__ = ["Context", "GidSlot", "Port", "device_names", "one_list", "open_apart", "open_device"]
 
@@ -36,6 +37,7 @@ class _Device(Owned):
         self.events: AsyncEvents | None = None
         self.op = cache(lambda name: verbs.op(name, self.pointer))
         self.attr: DeviceAttr | None = None
+        self.inode: int | None = None
         #: those who have it open
         self._uses: dict[int, None] = {}
 
@@ -89,6 +91,10 @@ class Context(Owned):
             return e.errno not in (errno.EIO, errno.ENODEV)
         return True
 
+    def again(self) -> Context:
+        """One more use of the same opened device, to be closed; StateError after its last use was."""
+        return Context(self._device)
+
     def is_same(self, other: Context) -> bool:
         """Whether both are uses of the same opened device: what was made with one works with the other's."""
         return self._device is other._device
@@ -125,6 +131,15 @@ class Context(Owned):
     def index(self) -> int:
         """The kernel's index of the device, -1 if it does not tell. Source: ibv_get_device_index(3)."""
         return verbs.ibv_get_device_index(self._struct.device)
+
+    @property
+    @exclusive
+    def removed(self) -> bool:
+        """Whether the kernel takes the device away, and may wait for those who have it open; False without sysfs."""
+        inode = device_nodes().get(self._struct.device.contents.dev_name.decode(), 0)
+        if self._device.inode is None:
+            self._device.inode = inode
+        return inode != self._device.inode
 
     @property
     @exclusive

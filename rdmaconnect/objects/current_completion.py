@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from .. import verbs
 from ..abi import CqWcFlags, WcFlags, WcOpcode, WcStatus
 from ..errors import StateError
-from .owned import Owned, this
+from .locks import this
+from .owned import Owned
 
 __all__ = ["STANDARD_WC_FLAGS", "CurrentCompletion", "TmInfo"]
 

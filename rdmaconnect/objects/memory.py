@@ -20,7 +20,8 @@ from . import buffers
 from .buffer_like import BufferLike
 from .context import Context
 from .fields import bits, put
-from .owned import Owned, exclusive, open_here
+from .locks import exclusive
+from .owned import Owned, open_here
 
 __all__ = ["FULL_ACCESS", "MR", "PD", "Dmabuf", "MemoryLike", "Sge", "check_buffer"]
 

@@ -9,8 +9,9 @@ from ..abi import AccessFlags, MwType, ibv_mw_bind_info
 from ..agreement.endpoint import RemoteRegion
 from ..errors import StateError
 from .fields import put
+from .locks import exclusive
 from .memory import FULL_ACCESS, MR, PD
-from .owned import Owned, exclusive
+from .owned import Owned
 
 __all__ = ["MW"]
 

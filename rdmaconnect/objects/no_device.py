@@ -17,6 +17,8 @@ _NODES = Path("/dev/infiniband")
 
 def why_not_opened(name: str, node: str, error: VerbsError) -> VerbsError:
     """The library's errno is not reliable here: open the node again and see."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):  # which it does not make up; the node may open by now
+        return error
     try:
         os.close(os.open(f"/dev/infiniband/{node}", os.O_RDWR | os.O_CLOEXEC))
     except OSError as e:

@@ -4,7 +4,8 @@
   parent under a constructor; a parent that is being closed takes no more children.
 * **Used by one thread at a time.** Whoever calls the library with an object holds its ``lock``, and so does whoever
   frees it: no call of a class of this package meets a freed object. (A ``pointer`` that was taken out of it is in the
-  hands of who took it.)
+  hands of who took it.) To poll and to post what was posted before takes no lock: those verbs are shut before it is
+  freed, and a call of theirs is over before anybody can do that (:class:`verbs.Shuttable`).
 * **Closed once.** However many threads close an object, or it and its parents, one frees it and the others wait for
   that. What was made from it goes first, the last made first, all that can be freed, and one error names what could
   not be.
@@ -21,25 +22,24 @@
 from __future__ import annotations
 
 import errno
-import functools
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-from ..errors import RdmaConnectError, StateError, VerbsError
+from ..errors import RdmaConnectError, StateError, VerbsError, together
 from ..runtime.fork import in_child
 from .locks import Busy, taken
 
-__all__ = ["Owned", "exclusive", "holding", "open_here", "this", "together"]
+__all__ = ["Owned", "make_together", "open_here"]
 
 _Self = TypeVar("_Self", bound="Owned")
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+#: as ``threading.RLock()``, which goes through Python
+_RLock = type(threading.RLock())
 
 #: all that is open in this process
 _here: dict[int, weakref.ref[Owned]] = {}
@@ -49,15 +49,6 @@ _GONE = {errno.EIO, errno.ENODEV}
 _kept: dict[int, Owned] = {}
 #: forgotten where it could not be freed: it is when something is made or closed
 _later: list[Owned] = []
-
-
-class _This(threading.local):
-    def __init__(self) -> None:
-        self.thread = threading.current_thread()
-
-
-#: ``this.thread`` is the calling thread: what is whose cannot be told by ``get_ident``, which is given anew
-this = _This()
 
 
 def _try_again() -> None:
@@ -82,26 +73,30 @@ def open_here() -> list[Owned]:
     return [owned for ref in list(_here.values()) if (owned := ref()) is not None]
 
 
-def exclusive(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
-    """A method that calls the library with its object: alone, and so never with one that is being freed."""
+def make_together(some: Sequence[Owned], make: Callable[[Any], object], name: str, parents: tuple[Owned, ...]) -> None:
+    """As the constructor does with one; all of them, or none. The parents' locks are held."""
+    for one in some:
+        one._begin(name, parents)
+    try:
+        _enter(dict(zip(map(id, some), map(weakref.ref, some), strict=True)), parents, name)
+        for one in some:
+            one._pointer = make(one)
+    except BaseException:
+        for one in some:
+            if one.closed:
+                one._leave()
+            else:
+                one.close()
+        raise
 
-    @functools.wraps(method)
-    def alone(self: _Self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with self.lock:
-            return method(self, *args, **kwargs)
 
-    return alone
-
-
-def holding(things: Iterable[Owned]) -> AbstractContextManager[object]:
-    """The locks of several objects, taken in one order whoever asks: the library reads them all in one call."""
-    found = sorted(set(things), key=id)
-    if len(found) == 1:
-        return found[0].lock
-    stack = ExitStack()
-    for thing in found:
-        stack.enter_context(thing.lock)
-    return stack
+def _enter(some: Mapping[int, weakref.ref[Owned]], parents: tuple[Owned, ...], name: str) -> None:
+    """What is about to be made becomes its parents' child, unless it is too late: then the caller has it leave."""
+    if _later:
+        _try_again()
+    _here.update(some)
+    for parent in parents:
+        parent._admit(some, name)
 
 
 class Owned:
@@ -121,43 +116,47 @@ class Owned:
 
     # until a constructor has come so far
     _pointer: Any = None
+    _parents: tuple[Owned, ...] = ()
     name = "(not made)"
     #: the process that made it forked this one
     _forked = False
-    #: close() is on its way down
-    _closing = False
+    #: close() is on its way down; the device is gone
+    _closing = gone = False
     #: to be freed as soon as it has no children: it was forgotten, or closed while the last of them are collected
     due = False
-    #: the device is gone
-    gone = False
+    #: why it and what was made from it is closed, where that was not its users' doing
+    why_closed: RdmaConnectError | None = None
+    #: verbs that are called without its lock
+    _shuttable: tuple[Any, ...] = ()
 
     def __init__(self, make: Callable[[], Any], name: str, parents: tuple[Owned, ...] = ()) -> None:
-        self.name = name
-        #: held while the library is called with it
-        self.lock = threading.RLock()
-        #: held by who closes it; taken before that of its children, and before any ``lock``
-        self._ending = threading.RLock()
-        self._parents = parents
-        self._children: dict[int, Callable[[], Owned | None]] = {}
-        _try_again()
-        _here[id(self)] = weakref.ref(self)
+        self._begin(name, parents)
         with self.lock:
             try:
-                for parent in parents:
-                    parent._admit(self)
+                _enter({id(self): weakref.ref(self)}, parents, name)
                 self._pointer = make()
             except BaseException:
                 self._leave()
                 raise
 
-    def _admit(self, child: Owned) -> None:
-        """Take a child, unless it is too late."""
+    def _begin(self, name: str, parents: tuple[Owned, ...]) -> None:
+        """What each has before anybody can see it."""
+        self.name, self._parents = name, parents
+        #: held while the library is called with it
+        self.lock = _RLock()
+        #: held by who closes it; taken before that of its children, and before any ``lock``
+        self._ending = _RLock()
+        self._children: dict[int, Callable[[], Owned | None]] = {}
+
+    def _admit(self, children: Mapping[int, weakref.ref[Owned]], name: str) -> None:
+        """Take children, unless it is too late; the caller takes back what it has put down."""
         # first put down, then look: so does close(), the other way round
-        self._children[id(child)] = weakref.ref(child)
+        self._children.update(children)
         if self._closing or self.due or self._pointer is None:
-            self._children.pop(id(child), None)
+            for child in children:
+                self._children.pop(child, None)
             self.pointer  # noqa: B018  says what is the matter
-            raise StateError(f"make {child.name}: {self.name} is being closed.")
+            raise self._cause() or StateError(f"make {name}: {self.name} is being closed.")
 
     def _adopt_by(self, parent: Owned, instead_of: Owned | None = None) -> None:
         """Take one more parent, or another one, after it was made.
@@ -166,7 +165,7 @@ class Owned:
             StateError: that is closed, or being closed.
         """
         if parent not in self._parents:
-            parent._admit(self)
+            parent._admit({id(self): weakref.ref(self)}, self.name)
             self._parents = (*self._parents, parent)
         if instead_of is not None and instead_of is not parent:
             self._leave_one(instead_of)
@@ -192,13 +191,25 @@ class Owned:
         """Free ``pointer``, in one call of the library after which nothing raises; each kind says how."""
         raise NotImplementedError
 
+    def _shut(self) -> None:
+        """No verb is called without its lock from now on. Called with it held."""
+        for verb in self._shuttable:
+            verb.shut()
+
+    def _reopen(self) -> None:
+        """It was not freed: the verbs that are called without its lock may be again. Called with the lock held."""
+        for verb in self._shuttable:
+            verb.reopen()
+
     def _freed(self, pointer: Any) -> None:
         """Give back what is this process's, once ``pointer`` is free or its device is gone."""
 
     def _disown(self) -> None:
         """It belongs to the process that has just forked this one."""
         self._pointer, self._forked = None, True
-        self.lock, self._ending = threading.RLock(), threading.RLock()
+        for verb in self._shuttable:
+            verb.disown()
+        self.lock, self._ending = _RLock(), _RLock()
 
     def _answers(self) -> bool:
         """Whether the device is there, as far as anything that it was made from knows how to ask."""
@@ -219,13 +230,19 @@ class Owned:
 
         Raises:
             StateError: after close, or in a process other than the one that made it.
+            RdmaConnectError: why it was closed, where that was not its user's doing.
         """
         pointer = self._pointer
         if pointer is None:
             if self._forked:
                 raise StateError(f"{self.name} belongs to the process that forked this one. Open the device anew here.")
-            raise StateError(f"{self.name} is closed.")
+            raise self._cause() or StateError(f"{self.name} is closed.")
         return pointer
+
+    def _cause(self) -> RdmaConnectError | None:
+        """Why it, or what it was made from, was closed, if that is known."""
+        causes = (parent._cause() for parent in self._parents)
+        return self.why_closed or next((cause for cause in causes if cause is not None), None)
 
     def close(self) -> None:
         """Free it, and first what was made from it. Twice is fine, and so are two threads.
@@ -234,7 +251,8 @@ class Owned:
             VerbsError: the library refuses, for example with EBUSY; it names all that stays open. Close again later.
             StateError: something cannot be closed now, for example within another thread's batch.
         """
-        _try_again()
+        if _later:
+            _try_again()
         refused: list[RdmaConnectError] = []
         self._close(refused)
         if refused:
@@ -245,8 +263,9 @@ class Owned:
         if self._forked or "_ending" not in self.__dict__:  # another process's, or its constructor never came so far
             return
         try:
-            with taken([self._ending], wait, self):
-                with taken([self.lock], wait, self):  # whoever makes or uses it comes to an end first
+            with self._ending if wait else taken([self._ending], wait, self):
+                # whoever makes or uses it comes to an end first
+                with self.lock if wait else taken([self.lock], wait, self):
                     if self._pointer is None or self._closing:
                         return
                     self._closing = True
@@ -282,7 +301,9 @@ class Owned:
     def _free(self, refused: list[RdmaConnectError], wait: bool) -> bool:
         """Free it, its children being gone; whether that is done."""
         try:
-            with taken(self._locks_before(), wait, self), taken([self.lock, *self._locks_after()], wait, self):
+            before, lock = self._locks_before(), self.lock if wait else taken([self.lock], wait, self)
+            first = taken(before, wait, self) if before else lock  # which is free to be taken twice
+            with first, lock, taken(self._locks_after(), wait, self):
                 self._free_alone()
         except RdmaConnectError as e:
             self.due = False
@@ -294,11 +315,14 @@ class Owned:
         pointer = self._pointer
         try:
             self._pointer = None  # before, as the library lets the interpreter's lock go
+            if self._shuttable:
+                self._shut()
             self._release(pointer)
         except RdmaConnectError as e:
             gone = self.gone or (isinstance(e, VerbsError) and e.errno in _GONE and not self._answers())
             if not gone:
                 self._pointer = pointer
+                self._reopen()
                 raise
             self._lose()
         except BaseException:  # whether it is free nobody knows
@@ -314,10 +338,11 @@ class Owned:
 
     def _leave(self, wait: bool = True) -> None:
         """It is nobody's child any more."""
-        _here.pop(id(self), None)
-        _kept.pop(id(self), None)
+        me = id(self)
+        _here.pop(me, None)
+        _kept.pop(me, None)
         for parent in self._parents:
-            parent._children.pop(id(self), None)
+            parent._children.pop(me, None)
             if parent.due:
                 parent._collect(wait)
 
@@ -371,19 +396,3 @@ class Owned:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{' closed' if self.closed else ''}>"
-
-
-def together(deed: str, refused: list[RdmaConnectError]) -> RdmaConnectError:
-    """One error for all that could not be closed.
-
-    Args:
-        deed: what was being done, in words.
-        refused: one for each object, at least one.
-    """
-    if len(refused) == 1:
-        return refused[0]
-    words = f"{len(refused)} objects stay open: {' '.join(map(str, refused))}"
-    first = next((e for e in refused if isinstance(e, VerbsError)), None)
-    if first is None:
-        return StateError(f"{deed}: {words}")
-    return VerbsError(first.verb, first.errno or 0, deed, words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from ..abi import CEnum, LinkLayer, Mtu, PortCapFlags, PortCapFlags2, PortFlags, PortState, ibv_port_attr
@@ -170,19 +171,11 @@ class Port:
                 "Give its network device an address (ip addr add), or run in the network namespace that has it."
             )
         most = 255 if options.max_rd_atomic is None else options.max_rd_atomic
-        return PortAddress(
-            device=self.device,
-            port_num=self.port_num,
-            link_layer=self.link_layer,
-            lid=self.lid,
-            active_mtu=self.active_mtu,
-            gids=gids,
-            grh_required=bool(self.flags & PortFlags.GRH_REQUIRED),
-            pkeys=self.pkeys,
-            max_rd_atomic=min(attr.max_qp_init_rd_atom, most, 255),
-            max_dest_rd_atomic=min(attr.max_qp_rd_atom, most, 255),
-            max_msg_sz=self.max_msg_sz,
-        )
+        return _address(self, gids, min(attr.max_qp_init_rd_atom, most, 255), min(attr.max_qp_rd_atom, most, 255))
+
+    def __hash__(self) -> int:
+        # its name is enough: the rest, which is dear to hash, hardly ever differs
+        return hash((self.device, self.port_num, self.lid))
 
     @classmethod
     def of(
@@ -231,3 +224,21 @@ class Port:
 
     def __str__(self) -> str:
         return f"{self.device} port {self.port_num} {self.state} ({self.link_layer})"
+
+
+@lru_cache(maxsize=64)
+def _address(port: Port, gids: tuple[GidEntry, ...], max_rd_atomic: int, max_dest_rd_atomic: int) -> PortAddress:
+    """Asked for with every connection, it hardly ever changes."""
+    return PortAddress(
+        device=port.device,
+        port_num=port.port_num,
+        link_layer=port.link_layer,
+        lid=port.lid,
+        active_mtu=port.active_mtu,
+        gids=gids,
+        grh_required=bool(port.flags & PortFlags.GRH_REQUIRED),
+        pkeys=port.pkeys,
+        max_rd_atomic=max_rd_atomic,
+        max_dest_rd_atomic=max_dest_rd_atomic,
+        max_msg_sz=port.max_msg_sz,
+    )

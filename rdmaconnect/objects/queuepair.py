@@ -4,51 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from ctypes import POINTER, byref, memmove, sizeof
-from functools import lru_cache
-from typing import Any
+from ctypes import byref, memmove, sizeof
+from typing import Any, NamedTuple
 
 from .. import verbs
-from ..abi import (
-    QpAttrMask,
-    QpState,
-    QpType,
-    ibv_qp_attr,
-    ibv_recv_wr,
-    ibv_send_wr,
-)
+from ..abi import QpAttrMask, QpState, QpType, ibv_qp_attr
 from ..agreement import transitions
-from ..agreement.endpoint import Gid
-from ..errors import PostError, StateError, VerbsError
+from ..errors import StateError, VerbsError
 from .address import RemoteSrq, UdAddress
-from .completion import CQ, apart_from, batch_locks
+from .completion import CQ
+from .context import Context
+from .locks import apart_from, batch_locks, exclusive, holding
 from .memory import PD
-from .memory_window import MW
 from .modify_error import modify_error
-from .operations import check_fits, check_open, too_long_inline
-from .owned import exclusive, holding
+from .owned import make_together
+from .posting import Posting
 from .qp_attr import QpAttr, QpInitAttr
 from .qp_init import init_attr, put_queues
 from .queuepair_optional import OptionalVerbs, c_gid
 from .srq import SRQ
-from .transition import Transition, attr_struct
-from .work_request import RecvList, RecvRequest, SendRequest, post, post_error
+from .transition import Change, Transition, attr_struct
+from .work_request import RecvList, RecvRequest, SendRequest
 
 __all__ = ["QueuePair", "RecvList", "RecvRequest", "SendRequest"]
 
 #: all bits that a device can be asked about; none gives the rate limit back
 _QUERY = sum(transitions.FIELDS) & ~QpAttrMask.RATE_LIMIT
-_words = lru_cache(maxsize=16)(lambda qp_type: f"{qp_type} QP")
 #: type of queue pair -> what each of its sends names
 _TARGETS: dict[QpType, type] = {QpType.UD: UdAddress, QpType.XRC_SEND: RemoteSrq}
 #: looking up an enum's member costs as much as posting
-_RESET, _RTS = QpState.RESET, QpState.RTS
+_RESET = QpState.RESET
 
 
-class QueuePair(OptionalVerbs):
+class _Shared(NamedTuple):
+    """What is alike in queue pairs that are made together, in the order of :meth:`QueuePair._share`.
+
+    Attributes:
+        name: what they are called until they have a number; ``words`` has a place for it.
+        batched: the completion queues whose batches they must keep out of.
+        target: what each send must name: providers read it, and some would crash without it.
+    """
+
+    name: str
+    words: str
+    context: Context
+    qp_type: QpType
+    init: Any
+    pd: PD | None
+    srq: SRQ | None
+    batched: tuple[CQ, ...]
+    target: Any
+
+
+def _shared(init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None) -> _Shared:
+    first, queues = parents[0], [parent for parent in parents if isinstance(parent, CQ)]
+    device = first.context.name.replace("%", "%%")
+    return _Shared(
+        f"{qp_type} QP of {first.context.name}", f"{qp_type} QP %#08x of {device}", first.context, qp_type, init,
+        first if isinstance(first, PD) else None, srq, tuple(cq for cq in queues if cq.has_batches),
+        _TARGETS.get(qp_type),
+    )  # fmt: skip
+
+
+class QueuePair(Posting, OptionalVerbs):
     """A queue pair, in RESET when made.
 
     Any thread may use it, one at a time: who posts, asks or closes waits for who moves it, which takes seconds at
@@ -66,7 +86,6 @@ class QueuePair(OptionalVerbs):
         qp_context: a number of the caller's, 64 bits, which stays in ``struct ibv_qp``.
 
     Attributes:
-        qp_context: as given.
         qp_num: its number, 24 bits.
         qp_type, pd, srq: as given.
         state: the state that it was last moved to or found in here; the device may have moved it to ERR since.
@@ -81,8 +100,10 @@ class QueuePair(OptionalVerbs):
     Source: ibv_create_qp(3).
     """
 
-    max_tso_header = 0
+    max_inline_data = max_tso_header = 0
     qp_num: int
+    state = _RESET
+    _port_num = 0
 
     def __init__(
         self,
@@ -127,26 +148,24 @@ class QueuePair(OptionalVerbs):
         """
         parents = cls._parents_of(pd, send_cq, recv_cq)
         init = init_attr(qp_type, **sizes)
-        handles: deque[Any] = deque()
-        made: list[QueuePair] = []
+        shared = _shared(init, parents, qp_type, None)
         with holding(parents):
             put_queues(init, send_cq, recv_cq, None)
-            asked, size, at = bytes(init), sizeof(init), byref(init)
-            try:
-                for _ in range(count):
-                    memmove(at, asked, size)  # the library has put there what the last one got
-                    handles.append(verbs.ibv_create_qp(pd.pointer, init))
-                while handles:
-                    one = cls.__new__(cls)
-                    QueuePair._own(one, handles.popleft, init, parents, qp_type, None)
-                    made.append(one)
-            except BaseException:
-                for one in made:
-                    one.close()
-                for handle in handles:
-                    verbs.ibv_destroy_qp(handle)
-                raise
+            asked, size, at, on = bytes(init), sizeof(init), byref(init), pd.pointer
+
+            def make(one: QueuePair) -> Any:
+                one._share(shared)
+                memmove(at, asked, size)  # the library has put there what the last one got
+                return one._know(verbs.ibv_create_qp(on, init))
+
+            made = [cls.__new__(cls) for _ in range(count)]
+            make_together(made, make, shared.name, parents)
         return made
+
+    @property
+    def device(self) -> str:
+        """The name of the device that it is on."""
+        return self.context.name
 
     @staticmethod
     def _parents_of(*things: Any) -> tuple[Any, ...]:
@@ -163,29 +182,27 @@ class QueuePair(OptionalVerbs):
     def _own(
         self, make: Callable[[], Any], init: Any, parents: tuple[Any, ...], qp_type: QpType, srq: SRQ | None
     ) -> None:
-        words, self.context = _words(qp_type), parents[0].context
-        self.qp_type, self.state, self.cap, self.srq = qp_type, QpState.RESET, init.cap, srq
-        self.pd = parents[0] if isinstance(parents[0], PD) else None
-        #: whose batches it must keep out of
-        self._batched = [parent for parent in parents if isinstance(parent, CQ) and parent.has_batches]
-        self.max_inline_data = 0
-        self._init, self.qp_context = init, int(init.qp_context or 0)
-        self._port_num = 0
-        self._groups: list[tuple[Gid, int]] = []
-        #: what each send must name: providers read it, and some would crash without it
-        self.target: Any = _TARGETS.get(qp_type)
-        self._bad_send = POINTER(ibv_send_wr)()
-        self._bad_recv = POINTER(ibv_recv_wr)()
-        self._at_bad_send, self._at_bad_recv = byref(self._bad_send), byref(self._bad_recv)
+        shared = _shared(init, parents, qp_type, srq)
+        self._share(shared)
+        super().__init__(lambda: self._know(make()), shared.name, parents)
 
-        def made() -> Any:
-            handle = make()
-            self.qp_num, self.max_inline_data = handle.contents.qp_num, int(init.cap.max_inline_data)
-            self.name = f"{words} {self.qp_num:#08x} of {self.context.name}"
-            self._post_send, self._post_recv = self.context.op("ibv_post_send"), self.context.op("ibv_post_recv")
-            return handle
+    def _share(self, shared: _Shared) -> None:
+        """Take what is alike in all that are made together."""
+        _, self._words, self.context, self.qp_type, self._init, self.pd, self.srq, self._batched, self.target = shared
+        self._mark = object()
 
-        super().__init__(made, f"{words} of {self.context.name}", parents)
+    def _know(self, handle: Any) -> Any:
+        """Note what the device gave, when it was just made."""
+        self.qp_num = number = handle.contents.qp_num
+        self.cap = cap = self._init.cap
+        self.max_inline_data = cap.max_inline_data
+        self.name = self._words % number
+        return handle
+
+    @property
+    def qp_context(self) -> int:
+        """As given."""
+        return int(self._init.qp_context or 0)
 
     def _locks_before(self) -> list[Any]:
         return batch_locks(self._batched, f"close {self.name}") if self._batched else []
@@ -197,7 +214,7 @@ class QueuePair(OptionalVerbs):
         while self._groups:
             gid, lid = self._groups[-1]
             verbs.ibv_detach_mcast(handle, c_gid(gid), lid)
-            self._groups.pop()
+            self._groups = self._groups[:-1]
         verbs.ibv_destroy_qp(handle)
 
     # ---- states and attributes
@@ -223,12 +240,13 @@ class QueuePair(OptionalVerbs):
         self.pointer  # noqa: B018
         self.take(Transition(self.qp_type, self.state, to, path, optional), path)
 
-    def take(self, step: Transition, path: object) -> None:
+    def take(self, step: Transition, path: object, struct: ibv_qp_attr | None = None) -> None:
         """:meth:`move`, by a step that was made ready for many queue pairs on the same two ports.
 
         Args:
             step: made for queue pairs of this type, in this one's state.
             path: with this queue pair's own numbers.
+            struct: the step's for that path, if there is one: see :meth:`Transition.structs`.
 
         Raises:
             StateError: it is a step of another type, or from another state.
@@ -236,8 +254,7 @@ class QueuePair(OptionalVerbs):
         """
         if step.frm != self.state or step.qp_type != self.qp_type:
             raise StateError(f"move {self.name} {step.frm}->{step.to} as {step.qp_type}: it is in {self.state}.")
-        move = self._modify if step.to == _RESET else self._modify_now
-        move(step.struct(path), step.attr, step.mask, step.to, path)
+        self._modify(step, step.struct(path) if struct is None else struct, path)
 
     def modify(self, attr: Mapping[str, Any], mask: QpAttrMask | None = None) -> None:
         """Change attributes given one by one, with or without a change of state.
@@ -262,7 +279,7 @@ class QueuePair(OptionalVerbs):
             raise modify_error(self, errno.EINVAL, change.mask, change.to, None, change)
         given = transitions.FIELDS.items()
         meant = {name: attr[name] for bit, names in given if bit & change.mask for name in names}
-        self._modify(attr_struct(meant), meant, change.mask, change.to, None)
+        self._modify(Change(change.to, change.mask, meant), attr_struct(meant), None)
 
     def _check_pkeys(self, attr: Mapping[str, Any]) -> None:
         """Drivers take a P_Key index outside of the port's table, and no packet arrives."""
@@ -273,28 +290,29 @@ class QueuePair(OptionalVerbs):
                 if wanted >= size:
                     raise ValueError(f"{index} is {wanted}: port {port_num} of {self.context.name} has {size} P_Keys")
 
-    def _modify(
-        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
-    ) -> None:
-        if to == _RESET:  # a provider takes its completions out of the queues
+    def _modify(self, change: Change, struct: ibv_qp_attr, path: object, apart: bool = False) -> None:
+        to = change.to
+        if self._batched and to == _RESET and not apart:  # a provider takes its completions out of the queues
             with apart_from(self._batched, f"move {self.name} to {to}"):
-                self._modify_now(struct, attr, mask, to, path)
-        else:
-            self._modify_now(struct, attr, mask, to, path)
-
-    def _modify_now(
-        self, struct: ibv_qp_attr, attr: Mapping[str, object], mask: QpAttrMask, to: QpState, path: object
-    ) -> None:
+                self._modify(change, struct, path, apart=True)
+            return
         with self._alone("move"):
-            pointer = self.pointer
-            if struct.pkey_index or struct.alt_pkey_index:
-                self._check_pkeys(attr)
-            number = verbs.ibv_modify_qp(pointer, struct, int(mask))
-            if number:
-                raise modify_error(self, number, mask, to, path, ah=attr.get("ah_attr"))
-            self.state = to
-            if "port_num" in attr:
-                self._port_num = struct.port_num
+            pointer = self._pointer
+            if pointer is None:
+                self.pointer  # noqa: B018  says why
+            if change.names_pkey:
+                self._check_pkeys(change.attr)
+            if self._shuttable:
+                self._shut()
+            try:
+                if number := verbs.ibv_modify_qp(pointer, struct, change.mask):
+                    raise modify_error(self, number, change.mask, to, path, ah=change.attr.get("ah_attr"))
+                self.state = to
+            finally:
+                if self._shuttable:
+                    self._reopen()
+            if change.port_num:
+                self._port_num = change.port_num
 
     def _alone(self, doing: str) -> AbstractContextManager[object]:
         """To be held where no other thread may be amid something."""
@@ -321,80 +339,3 @@ class QueuePair(OptionalVerbs):
     def query_init(self) -> QpInitAttr:
         """What it was made with, as the device has it. Source: ibv_query_qp(3)."""
         return QpInitAttr.of(verbs.ibv_query_qp(self.pointer, int(QpAttrMask.CAP))[1])
-
-    # ---- work
-
-    def post_send(self, request: SendRequest, *more: SendRequest) -> None:
-        """Post a send work request, or several as one list.
-
-        Raises:
-            PostError: ENOMEM when the queue is full, among others; those before the first bad one were posted.
-            StateError: the queue pair cannot send in its state, or an object that a request names is closed.
-            ValueError: a request does not fit this queue pair, or comes twice.
-
-        Source: ibv_post_send(3).
-        """
-        with self.lock:
-            pointer = self._pointer
-            if pointer is None:
-                self.pointer  # noqa: B018  says why
-            if self.state < _RTS:
-                raise StateError(f"post to {self.name}: it is in {self.state} and sends from RTS on.")
-            if more or request.work is not None or self.target is not None:
-                self._post_checked((request, *more))
-                return
-            if request.inline > self.max_inline_data:
-                raise too_long_inline(request.inline, self)
-            number = self._post_send(pointer, request.wr, self._at_bad_send)
-            if number:
-                raise post_error(number, (request,), self._bad_send, "ibv_post_send", f"to {self.name}")
-
-    def _post_checked(self, requests: tuple[SendRequest, ...]) -> None:
-        works = [request.work for request in requests]
-        bound: list[tuple[int, MW, int, Any]] = []
-        with holding(thing for work in works if work is not None for thing in work.holds()):
-            for request, work in zip(requests, works, strict=True):
-                check_fits(work, self, request.inline)
-            try:
-                for index, work in enumerate(works):
-                    if work is not None and work.bind is not None:
-                        (mw, mr), (_, rkey, info) = work.bind, work.args
-                        bound.append((index, mw, rkey, mw.note_bound(mr, info, rkey)))
-                post(self._post_send, self.pointer, requests, "ibv_post_send", f"to {self.name} in {self.state}")
-            except BaseException as e:
-                posted = (e.posted if isinstance(e, PostError) else 0) or 0
-                for index, mw, _, before in reversed(bound):
-                    if index >= posted:
-                        mw.note_unbound(before)
-                bound = [one for one in bound if one[0] < posted]
-                raise
-            finally:
-                for _, mw, rkey, _ in bound:
-                    mw.rkey = rkey
-
-    def post_recv(self, request: RecvRequest | RecvList, *more: RecvRequest) -> None:
-        """Post a receive work request, or several as one list; a :class:`RecvList` comes alone.
-
-        Raises:
-            PostError: ENOMEM when the queue is full, EINVAL for too many pieces; those before it were posted.
-            StateError: the queue pair is in RESET, or receives from a shared queue; or a region is closed.
-            ValueError: a request comes twice, or a region of another protection domain.
-
-        Source: ibv_post_recv(3).
-        """
-        with self.lock:
-            pointer = self._pointer
-            if pointer is None:
-                self.pointer  # noqa: B018  says why
-            if self.state == _RESET or self.srq is not None:
-                why = "it is in RESET" if self.srq is None else f"it receives from {self.srq.name}"
-                raise StateError(f"post a receive to {self.name}: {why}.")
-            if more or request.regions:
-                requests: tuple[Any, ...] = (request, *more)
-                for region in {region for one in requests for region in one.regions}:
-                    check_open(region, self)
-                post(self._post_recv, self.pointer, requests, "ibv_post_recv", f"to {self.name} in {self.state}")
-                return
-            number = self._post_recv(pointer, request.wr, self._at_bad_recv)
-            if number:
-                raise post_error(number, (request,), self._bad_recv, "ibv_post_recv", f"to {self.name}")

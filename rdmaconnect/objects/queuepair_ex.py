@@ -28,14 +28,15 @@ from ..errors import PostError, StateError, VerbsError
 from .address import UdAddress
 from .completion import CQ
 from .fields import bits, put
+from .locks import holding, this
 from .memory import MR, PD
 from .memory_window import MW
 from .operations import Operation, Work, check_fits
-from .owned import Owned, holding, this
+from .owned import Owned
 from .qp_init import put_queues
 from .queuepair import QueuePair
 from .srq import SRQ, XRCD
-from .work_request import SendRequest, fill_sges
+from .work_request import SendList, SendRequest, fill_sges
 from .workqueue import RwqIndTable
 
 __all__ = ["Batch", "QueuePairEx", "RxHash"]
@@ -181,7 +182,7 @@ class QueuePairEx(QueuePair):
             raise StateError(f"{doing} {self.name}: a batch is open on it in this thread. Leave its block first.")
         return self._writing
 
-    def post_send(self, request: SendRequest, *more: SendRequest) -> None:
+    def post_send(self, request: SendRequest | SendList, *more: SendRequest) -> None:
         """As :meth:`QueuePair.post_send`, and not inside of a batch; waits for another thread's."""
         with self._no_batch("post to"):
             super().post_send(request, *more)

@@ -19,9 +19,10 @@ from ..abi import (
 from ..agreement.endpoint import Gid
 from ..errors import StateError
 from .fields import bits, put
+from .locks import exclusive, holding
 from .memory import MR, PD
 from .memory_window import MW
-from .owned import Owned, exclusive, holding
+from .owned import Owned
 from .qp_attr import Ece
 
 __all__ = ["OptionalVerbs", "c_gid"]
@@ -33,7 +34,8 @@ class OptionalVerbs(Owned):
     pd: PD | None
     state: QpState
     #: the multicast groups that it is in
-    _groups: list[tuple[Gid, int]]
+    #: multicast groups that it is in
+    _groups: tuple[tuple[Gid, int], ...] = ()
 
     def bind_mw(
         self,
@@ -97,14 +99,13 @@ class OptionalVerbs(Owned):
         Source: ibv_attach_mcast(3).
         """
         verbs.ibv_attach_mcast(self.pointer, c_gid(gid), bits("lid", lid, 16))
-        self._groups.append((gid, lid))
+        self._groups = (*self._groups, (gid, lid))
 
     @exclusive
     def detach_mcast(self, gid: Gid, lid: int = 0) -> None:
         """Leave a multicast group. Source: ibv_attach_mcast(3)."""
         verbs.ibv_detach_mcast(self.pointer, c_gid(gid), bits("lid", lid, 16))
-        if (gid, lid) in self._groups:
-            self._groups.remove((gid, lid))
+        self._groups = tuple(one for one in self._groups if one != (gid, lid))
 
     @exclusive
     def query_ece(self) -> Ece:

@@ -13,8 +13,9 @@ from ..errors import StateError
 from .buffers import as_bytes
 from .context import Context
 from .fields import bits, put
+from .locks import exclusive
 from .memory import FULL_ACCESS, MR, PD
-from .owned import Owned, exclusive
+from .owned import Owned
 
 __all__ = ["DM", "DmMR", "NullMR", "Unbuffered"]
 

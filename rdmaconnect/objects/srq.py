@@ -17,12 +17,13 @@ from ..abi import (
     ibv_srq_init_attr_ex,
     ibv_xrcd_init_attr,
 )
-from .completion import CQ, batch_locks
+from .completion import CQ
 from .context import Context
 from .fields import put
+from .locks import batch_locks, exclusive
 from .memory import PD
 from .operations import check_open
-from .owned import Owned, exclusive
+from .owned import Owned
 from .work_request import RecvRequest, post
 
 __all__ = ["SRQ", "XRCD", "SrqAttr"]

@@ -12,7 +12,8 @@ from .. import abi, verbs
 from ..abi import CounterDescription, FlowAttrFlags, FlowAttrType, FlowSpecType, ReadCountersFlags, ibv_flow_attr
 from .context import Context
 from .fields import bits, put
-from .owned import Owned, exclusive
+from .locks import exclusive
+from .owned import Owned
 from .queuepair import QueuePair
 
 __all__ = ["Counters", "Flow", "Spec", "count", "drop", "match", "tag"]

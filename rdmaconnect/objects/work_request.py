@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, pointer
-from itertools import pairwise, repeat
+from functools import partial
+from itertools import accumulate, pairwise, repeat
 from struct import Struct
 from typing import Any
 
@@ -18,7 +20,7 @@ from .fields import bits
 from .memory import MR, Sge
 from .operations import Operation, Work, local, regions
 
-__all__ = ["RecvList", "RecvRequest", "SendRequest", "fill_sges", "post"]
+__all__ = ["RecvList", "RecvRequest", "SendList", "SendRequest", "fill_sges", "post"]
 
 _INLINE = int(SendFlags.INLINE)
 _SIGNALED = int(SendFlags.SIGNALED)
@@ -26,9 +28,7 @@ _SIGNALED = int(SendFlags.SIGNALED)
 
 #: fields that lie side by side, to be set at once, which takes a third of the time
 _SGE = Struct("=QII")  # ibv_sge: addr, length, lkey
-_WR_ID = Struct("=Q")
 _HEAD = Struct("=QQQiiI")  # ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags
-_RECV = Struct("=QQQi")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _RDMA = Struct("=QI")  # wr.rdma.remote_addr, wr.rdma.rkey
 _RECV = Struct("=QQQi4x")  # ibv_recv_wr: wr_id, next, sg_list, num_sge
 _ONE_SGE = ibv_sge * 1
@@ -59,7 +59,34 @@ _FIELDS: dict[WrOpcode, tuple[str, ...]] = {
 _PLAIN = frozenset((WrOpcode.SEND, WrOpcode.RDMA_WRITE, WrOpcode.RDMA_READ))
 
 
-class SendRequest(Work):
+class _Kept:
+    """A work request that is posted again and again.
+
+    Attributes:
+        wr: ``struct ibv_send_wr *`` or ``struct ibv_recv_wr *`` as ctypes gives it.
+        mark: of the queue pair that :attr:`post` posts it to; None if it must be looked at before it is posted.
+        post: posts it there; answers as the verb.
+        bad: the first that could not be posted, as the verb said last.
+    """
+
+    wr: Any
+    bad: Any
+    mark: object = None
+    post: Callable[[], int]
+
+    def keep_for(self, mark: object, post: Callable[..., int]) -> None:
+        """It fits a queue pair, as long as it is not changed.
+
+        Args:
+            mark: of the queue pair.
+            post: its verb.
+        """
+        self.bad = type(self.wr)()
+        self.post = partial(post, byref(self.wr.contents), byref(self.bad))
+        self.mark = mark
+
+
+class SendRequest(_Kept, Work):
     """A send work request, built once and posted many times; each operation replaces what it was before.
 
     It is of one thread at a time, and so is a :class:`RecvRequest`.
@@ -115,7 +142,9 @@ class SendRequest(Work):
         _SGE.pack_into(self._sges, 0, addr, length, lkey)
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
-        self.work, self.inline, self._kind = None, 0, None
+        if self.work is not None:
+            self.work = self.mark = None
+        self.inline, self._kind = 0, None
         return self
 
     def fill_inline(
@@ -123,8 +152,8 @@ class SendRequest(Work):
         wr_id: int,
         opcode: WrOpcode,
         data: bytes | bytearray,
-        *,
         remote: RemoteRegion | None = None,
+        *,
         flags: int = _SIGNALED,
     ) -> SendRequest:
         """The same with the data itself, which is copied: for the hot path.
@@ -142,7 +171,7 @@ class SendRequest(Work):
         length, wr = len(data), self._wr
         kind = opcode, length, flags
         if kind == self._kind and not wr_id >> 64:  # as the one before: mostly it is
-            _WR_ID.pack_into(wr, 0, wr_id)
+            wr.wr_id = wr_id
         else:
             if opcode not in _PLAIN or wr_id >> 64:
                 raise ValueError(f"fill in {opcode} inline, wr_id {wr_id}: use the operation's own method, and 64 bits")
@@ -151,7 +180,9 @@ class SendRequest(Work):
                 self._at_room = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
             _HEAD.pack_into(wr, 0, wr_id, 0, self._at_sges, 1, opcode, flags | _INLINE)
             _SGE.pack_into(self._sges, 0, self._at_room, length, 0)
-            self.work, self.inline, self._kind = None, length, kind
+            if self.work is not None or length > self.inline:
+                self.work = self.mark = None
+            self.inline, self._kind = length, kind
         self._room[:length] = data
         if remote is not None:
             _RDMA.pack_into(wr, _AT_RDMA, remote.addr, remote.rkey)
@@ -175,7 +206,7 @@ class SendRequest(Work):
             wr.wr.ud.remote_qkey = work.to.remote_qkey
         elif work.to is not None:
             wr.qp_type.xrc.remote_srqn = work.to.srqn
-        self.work, self.inline, self._kind = work, 0, None
+        self.work, self.inline, self._kind, self.mark = work, 0, None, None
 
     def _place(self, work: Operation) -> None:
         """The local bytes; inline data gets a copy that lives as long as this object keeps it."""
@@ -202,7 +233,7 @@ def _too_large(wr_id: int, addr: int, length: int, lkey: int, flags: int) -> Val
     raise AssertionError("all of them fit")
 
 
-class RecvRequest:
+class RecvRequest(_Kept):
     """A receive work request, built once and posted many times.
 
     Args:
@@ -239,7 +270,7 @@ class RecvRequest:
         self.wr = pointer(self._wr)
 
 
-class RecvList:
+class RecvList(_Kept):
     """Receives into slots that lie side by side in memory, posted as one list: a post costs as much as one receive.
 
     Args:
@@ -255,20 +286,61 @@ class RecvList:
     regions = ()
 
     def __init__(self, count: int, length: int, lkey: int) -> None:
-        self._count, self._length, self._lkey = count, length, lkey
+        self._bytes, self._length = count * length, length
         self._sges = (ibv_sge * count)()
         self._wrs = (ibv_recv_wr * count)()
         at, size = ctypes.addressof(self._wrs), ctypes.sizeof(ibv_recv_wr)
-        following = [*(at + size * (i + 1) for i in range(count - 1)), 0]
+        following = [*range(at + size, at + size * count, size), 0]
         pieces = range(ctypes.addressof(self._sges), ctypes.addressof(self._sges) + count * _SGE.size, _SGE.size)
         _fill(self._wrs, map(_RECV.pack, range(count), following, pieces, repeat(1)))
+        _fill(self._sges, repeat(_SGE.pack(0, length, lkey), count))
+        #: each second number of these is the address of a slot
+        self._addrs = memoryview(self._sges).cast("B").cast("Q")
         self._wr = self._wrs[0]
-        self.wr = pointer(self._wr)
+        self.wr, self.bad = pointer(self._wr), POINTER(ibv_recv_wr)()
 
     def at(self, addr: int) -> RecvList:
         """The same for slots that begin at that address; what was posted is not changed by it."""
-        addrs = range(addr, addr + self._count * self._length, self._length)
-        _fill(self._sges, map(_SGE.pack, addrs, repeat(self._length), repeat(self._lkey)))
+        self._addrs[::2] = array("Q", range(addr, addr + self._bytes, self._length))
+        return self
+
+
+class SendList(_Kept):
+    """Messages that lie side by side in memory, sent by one post; only the last of them gives a completion.
+
+    Args:
+        lengths: bytes of each, in order.
+        lkey: the key of their memory.
+
+    Attributes:
+        wr: ``struct ibv_send_wr *``, the first of them.
+        work: None, as of a :class:`SendRequest` that is filled.
+        inline: 0, likewise.
+    """
+
+    work, inline = None, 0
+
+    def __init__(self, lengths: Sequence[int], lkey: int) -> None:
+        self._starts, count, size = [0, *accumulate(lengths)][:-1], len(lengths), ctypes.sizeof(ibv_send_wr)
+        self._sges, self._wrs = (ibv_sge * count)(), (ibv_send_wr * count)()
+        piece, following = ctypes.addressof(self._sges), ctypes.addressof(self._wrs)
+        for at, length in enumerate(lengths):
+            _SGE.pack_into(self._sges, at * _SGE.size, 0, length, lkey)
+            following += size
+            after, flags = (following, 0) if at + 1 < count else (0, _SIGNALED)
+            # some devices read a length of 0 as 2 GiB
+            sges = 1 if length else 0
+            _HEAD.pack_into(self._wrs, at * size, 0, after, piece + at * _SGE.size, sges, WrOpcode.SEND, flags)
+        #: each second number of these is an address; and each first one of a request its wr_id
+        self._addrs = memoryview(self._sges).cast("B").cast("Q")
+        self._ids = memoryview(self._wrs).cast("B").cast("Q")[:: size // 8]
+        self._wr = self._wrs[0]
+        self.wr, self.bad = pointer(self._wr), POINTER(ibv_send_wr)()
+
+    def at(self, addr: int, wr_id: int) -> SendList:
+        """The same for messages that begin at that address; their ``wr_id`` count from the one given."""
+        self._addrs[::2] = array("Q", map(addr.__add__, self._starts))
+        self._ids[:] = array("Q", range(wr_id, wr_id + len(self._starts)))
         return self
 
 

@@ -18,12 +18,13 @@ from ..abi import (
     ibv_wq_init_attr,
 )
 from ..errors import StateError
-from .completion import CQ, apart_from, batch_locks
+from .completion import CQ
 from .context import Context
 from .fields import bits, put
+from .locks import apart_from, batch_locks, exclusive
 from .memory import PD
 from .operations import check_open
-from .owned import Owned, exclusive
+from .owned import Owned
 from .work_request import RecvRequest, post
 
 __all__ = ["WQ", "RwqIndTable"]

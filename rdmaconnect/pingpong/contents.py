@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import DeviceError, RdmaConnectError
 from ..objects.memory import MR
-from ..session.connection import Connection
 
 __all__ = ["BLANK", "Buffer", "PayloadError", "check", "check_memory", "payload"]
 
@@ -37,11 +36,18 @@ def payload(size: int, iteration: int) -> bytes:
     return b"".join(_PATTERN[start : start + min(_PIECE, size - at)] for at in range(0, size, _PIECE))
 
 
+class Registers(Protocol):
+    """What memory can be registered on: a connection, or a protection domain."""
+
+    def register(self, buffer: memoryview) -> MR:
+        """Register it."""
+
+
 class Buffer:
     """Memory for one payload, registered; written and compared without a copy of it.
 
     Args:
-        conn: it is registered on this connection's protection domain.
+        conn: it is registered on this connection's protection domain, or on this one.
         size: bytes of the payload, 0 or more.
 
     Attributes:
@@ -54,7 +60,7 @@ class Buffer:
         VerbsError: the locked-memory limit or the device does not allow it; says which.
     """
 
-    def __init__(self, conn: Connection, size: int) -> None:
+    def __init__(self, conn: Registers, size: int) -> None:
         self.size = size
         try:
             memory = mmap.mmap(-1, max(size, 1))

@@ -58,7 +58,7 @@ def ends_lines(local: Mapping[str, object], remote: Mapping[str, object]) -> lis
     for name, end in (("local", local), ("remote", remote)):
         where = f"LID {end['lid']:#06x}, QPN {end['qp_num']:#08x}, PSN {end['psn']:#08x}"
         lines += _fold(f"{name} address:", where)
-        lines += _fold("", f"GID {end['gid'] or '-'} ({end['device']} port {end['port_num']})")
+        lines += _fold("", f"GID {end['gid'] or '-'} ({end['device']} port {end['port_num'] or '-'})")
     return lines
 
 

@@ -1,8 +1,9 @@
-"""The bytes of the messages: MessagePack, read with distrust. The specification is the head of this wing."""
+"""The bytes of the messages: MessagePack, read with distrust. ``docs/wire.md`` is the specification."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -24,15 +25,34 @@ from .messages import (
     Reject,
     Remark,
     Reply,
+    Resume,
     Stages,
-    Target,
+    Unlisted,
 )
-from .reading import bytes_of, columns_of, get, int_of, list_of, once, optional_bytes, row_of, short, text_of, value_of
+from .reading import (
+    MAX_FRAME,
+    bytes_of,
+    columns_of,
+    flag_of,
+    get,
+    int_of,
+    list_of,
+    once,
+    optional_bytes,
+    row_of,
+    short,
+    text_of,
+    unpack,
+    value_of,
+)
+from .wanted import put_kinds, put_target, take_target
 
-__all__ = ["MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode"]
+__all__ = [
+    "MAX_FRAME", "MAX_PORTS", "MAX_PRIVATE", "MAX_QPS", "VERSION", "check_names", "decode", "encode", "put_hello",
+    "take_hello",
+]  # fmt: skip
 
 VERSION = 1
-MAX_FRAME = 512 * 1024
 MAX_QPS = 4096
 MAX_REGIONS = 256
 MAX_PORTS = 16
@@ -43,14 +63,12 @@ MAX_ERRNO = 4095
 MAX_STAGES = 64
 MAX_STAGE = 16
 MAX_REMARKS = 32
+MAX_DIFFERENCES = 16
+MAX_DIFFERENCE = 512
 #: characters of the parts of a remark
 REMARK = {"verdict": 16, "name": 64, "words": 512, "fix": 512}
 MAX_US = 2**53
 MAX_MS = 2**31 - 1
-#: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
-#: in their numbers and names counted
-MAX_CONTAINERS = 128 * 1024
-_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 TOKEN = 16
 
 
@@ -86,18 +104,7 @@ def decode(frame: bytes) -> Message | None:
     Raises:
         RemoteProtocolError: if it is too long, not MessagePack, of another version, or invalid in any part.
     """
-    if len(frame) > MAX_FRAME:
-        raise RemoteProtocolError(f"decode: the peer's frame has {len(frame)} bytes, at most {MAX_FRAME} are taken.")
-    # these bytes begin the arrays and maps, of which each costs far more to make than to send; others may be like them
-    if len(frame) - len(frame.translate(None, _CONTAINERS)) > MAX_CONTAINERS:
-        raise RemoteProtocolError(f"decode: the peer's {len(frame)} bytes have too many arrays and maps in them.")
-    try:
-        body = msgpack.unpackb(frame, strict_map_key=True)
-    except (ValueError, RecursionError, msgpack.UnpackException) as e:
-        raise RemoteProtocolError(
-            f"decode: the peer's {len(frame)} bytes are not a message ({type(e).__name__}). "
-            "Is it rdmaconnect that listens on that port?"
-        ) from None
+    body = unpack(frame, "Is it rdmaconnect that listens on that port?")
     if not isinstance(body, dict) or "v" not in body:
         raise RemoteProtocolError("decode: the peer's frame has no version. Is it rdmaconnect on that port?")
     if body["v"] != VERSION or type(body["v"]) is not int:
@@ -121,12 +128,15 @@ def _put_gid(entry: GidEntry | None) -> list[Any] | None:
     return None if entry is None else [entry.gid.raw, int(entry.gid_type), entry.gid_index, entry.netdev]
 
 
-def _take_gid(value: Any) -> GidEntry:
+def _take_gid(value: Any, here: bool = True) -> GidEntry:
     raw, kind, index, netdev = row_of(value, bytes, int, int, str)
-    return GidEntry(Gid(raw), GidType(kind), index, text_of({"netdev": netdev}, "netdev", 64))
+    kind = int_of({"gid_type": kind}, "gid_type", 255)
+    return GidEntry(Gid(raw), GidType(kind), index, text_of({"netdev": netdev}, "netdev", 64), here)
 
 
+@lru_cache(maxsize=64)
 def _put_port(port: PortAddress) -> dict[str, Any]:
+    """Whoever packs it changes nothing in it: this host says the same of its ports in each message."""
     return {
         "dev": port.device,
         "num": port.port_num,
@@ -138,12 +148,13 @@ def _put_port(port: PortAddress) -> dict[str, Any]:
         "ord": port.max_rd_atomic,
         "ird": port.max_dest_rd_atomic,
         "gids": [_put_gid(entry) for entry in port.gids],
-        **_put_given(msz=port.max_msg_sz),
+        **_put_given(msz=port.max_msg_sz, away=[at for at, entry in enumerate(port.gids) if not entry.here]),
     }
 
 
 @once
 def _take_port(body: Any) -> PortAddress:
+    away = {int_of({"away": at}, "away", 255) for at in (list_of(body, "away", 256) if "away" in body else ())}
     return PortAddress(
         device=text_of(body, "dev", 64),
         port_num=get(body, "num", int),
@@ -154,7 +165,7 @@ def _take_port(body: Any) -> PortAddress:
         pkeys=tuple(list_of(body, "pkeys", 256)),
         max_rd_atomic=get(body, "ord", int),
         max_dest_rd_atomic=get(body, "ird", int),
-        gids=tuple(_take_gid(value) for value in list_of(body, "gids", 256)),
+        gids=tuple(_take_gid(value, at not in away) for at, value in enumerate(list_of(body, "gids", 256))),
         max_msg_sz=_take_given(body, "msz", 2**32 - 1),
     )
 
@@ -190,8 +201,7 @@ def _put_side(message: Hello | Reply) -> dict[str, Any]:
 def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion], bytes]:
     qp_type, port = QpType(int_of(body, "qpt", 255)), _take_port(get(body, "port", dict))
     rsz = get(body, "rsz", int)
-    columns = columns_of(list_of(body, "qps", MAX_QPS, 1), int, int, int)
-    ends = tuple(Endpoint(qp_type, n, psn, port, rsz, qkey) for n, psn, qkey in zip(*columns, strict=True))
+    ends = Endpoint.several(qp_type, port, rsz, *columns_of(list_of(body, "qps", MAX_QPS, 1), int, int, int))
     mem = get(body, "mem", dict)
     if len(mem) > MAX_REGIONS:
         raise ValueError(f"mem has {len(mem)} entries: at most {MAX_REGIONS} are allowed")
@@ -203,16 +213,24 @@ def _take_side(body: Any) -> tuple[tuple[Endpoint, ...], dict[str, RemoteRegion]
 
 
 def _put_wish(wish: Wish) -> dict[str, Any]:
+    classes = {"sl": wish.sl, "tc": wish.traffic_class, "fl": wish.flow_label}
     return {
-        "mtu": int(wish.path_mtu), "sl": wish.sl, "tc": wish.traffic_class, "fl": wish.flow_label, "pkey": wish.pkey,
+        "mtu": int(wish.path_mtu),
+        **{name: value or 0 for name, value in classes.items()},
+        "pkey": wish.pkey,
         "probe": wish.probe,
-    }  # fmt: skip
+        **_put_given(zero=[name for name, value in classes.items() if value == 0]),
+    }
 
 
 @once
 def _take_wish(body: Any) -> Wish:
     pkey = None if value_of(body, "pkey") is None else get(body, "pkey", int)
-    return Wish(*_take_classes(body), pkey, get(body, "probe", bool))
+    zero = [text_of({"zero": name}, "zero", 64) for name in (list_of(body, "zero", 256) if "zero" in body else ())]
+    mtu, *values = _take_classes(body)
+    named = zip(("sl", "tc", "fl"), values, strict=True)
+    sl, tc, fl = (value if value or name in zero else None for name, value in named)
+    return Wish(mtu, sl, tc, fl, pkey, get(body, "probe", bool))
 
 
 def _take_classes(body: Any) -> tuple[Mtu, int, int, int]:
@@ -223,6 +241,7 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
     return {
         "cg": _put_gid(a.connector_gid), "lg": _put_gid(a.listener_gid),
         "mtu": int(a.path_mtu), "sl": a.sl, "tc": a.traffic_class, "fl": a.flow_label, "pkey": a.pkey,
+        **({} if a.probe else {"probe": False}),
     }  # fmt: skip
 
 
@@ -230,28 +249,15 @@ def _put_agreement(a: Agreement) -> dict[str, Any]:
 def _take_agreement(body: Any) -> Agreement:
     values = [value_of(body, key) for key in ("cg", "lg")]
     mine, theirs = (None if value is None else _take_gid(value) for value in values)
-    return Agreement(mine, theirs, *_take_classes(body), int_of(body, "pkey", 0x7FFF, 1))
+    probe = get(body, "probe", bool) if "probe" in body else True
+    return Agreement(mine, theirs, *_take_classes(body), int_of(body, "pkey", 0x7FFF, 1), probe)
 
 
 def _errno(number: int) -> int:
     return number if 0 <= number <= MAX_ERRNO else 0
 
 
-def _put_target(target: Target | None) -> list[Any] | None:
-    return None if target is None else [target.device, target.port_num, target.connector_gid, target.listener_gid]
-
-
-def _take_target(value: Any) -> Target | None:
-    if value is None:
-        return None
-    device, port_num = row_of(value, str, int)
-    gids = [optional_bytes({"gid": gid}, "gid", 16) for gid in value[2:4]]
-    if len(gids) < 2:
-        raise ValueError("want has fewer than 4 values")
-    return Target(text_of({"dev": device}, "dev", 64), int_of({"num": port_num}, "num", 254, 1), *gids)
-
-
-def _put_given(**values: int | bytes) -> dict[str, Any]:
+def _put_given(**values: Any) -> dict[str, Any]:
     """Keys that may be missing: those without a value are."""
     return {key: value for key, value in values.items() if value}
 
@@ -281,15 +287,22 @@ def _take_stages(body: Any) -> Stages:
     return tuple(zip(names, times, strict=True))
 
 
-def _put_hello(m: Hello) -> dict[str, Any]:
-    last = {"prev": m.prev, "want": _put_target(m.target), "meet": m.meet}
-    more = _put_given(beat=m.beat_ms, patience=min(m.patience_ms, MAX_MS))
+def put_hello(m: Hello) -> dict[str, Any]:
+    """What a hello says besides its id."""
+    last = {"prev": m.prev, "want": put_target(m.target), "meet": m.meet}
+    more = _put_given(beat=m.beat_ms, patience=min(m.patience_ms, MAX_MS), kinds=put_kinds(m.target))
     return {**_put_side(m), "wish": _put_wish(m.wish), **last, **more}
 
 
-def _take_hello(ident: bytes, body: Any) -> Hello:
+def take_hello(ident: bytes, body: Any) -> Hello:
+    """The same hello, with its id.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is invalid.
+    """
     ends, regions, data = _take_side(body)
-    prev, target = optional_bytes(body, "prev", 16), _take_target(value_of(body, "want"))
+    kinds = list_of(body, "kinds", 256, 2)[:2] if "kinds" in body else []
+    prev, target = optional_bytes(body, "prev", 16), take_target(value_of(body, "want"), kinds)
     return Hello(
         ident, ends, _take_wish(get(body, "wish", dict)), regions, data, prev, target, get(body, "meet", bool),
         _take_given(body, "beat", 60_000, 100), _take_given(body, "patience", MAX_MS),
@@ -309,21 +322,37 @@ def _put_reply(m: Reply) -> dict[str, Any]:
 def _take_reply(ident: bytes, body: Any) -> Reply:
     ends, regions, data = _take_side(body)
     agreement = _take_agreement(get(body, "agree", dict))
-    token = bytes_of(body, "token", TOKEN, TOKEN) if "token" in body else b""
+    token = _token(body) if "token" in body else b""
     return Reply(
         ident, ends, agreement, regions, data, _take_ports(body), _take_stages(body), token,
         _take_given(body, "beat", 60_000, 100),
     )  # fmt: skip
 
 
+def _token(body: Any) -> bytes:
+    return bytes_of(body, "token", TOKEN, TOKEN)
+
+
 def _put_reject(m: Reject) -> dict[str, Any]:
     words = {"stage": m.stage[:64], "errno": _errno(m.errno), "why": m.why[:MAX_TEXT]}
-    return {**words, "ports": [_put_port(port) for port in m.ports], **_put_given(again=m.again_ms)}
+    differences = [text[:MAX_DIFFERENCE] for text in m.differences[:MAX_DIFFERENCES]]
+    ports = [_put_port(port) for port in m.ports]
+    return {**words, "ports": ports, **_put_given(again=m.again_ms, differences=differences)}
 
 
 def _take_reject(ident: bytes, body: Any) -> Reject:
     words = text_of(body, "stage", 64), int_of(body, "errno", MAX_ERRNO), text_of(body, "why", MAX_TEXT)
-    return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000))
+    rows = list_of(body, "differences", MAX_DIFFERENCES) if "differences" in body else ()
+    differences = tuple(text_of({"difference": row}, "difference", MAX_DIFFERENCE) for row in rows)
+    return Reject(ident, *words, _take_ports(body), _take_given(body, "again", 60_000), differences)
+
+
+def _put_bye(m: Bye) -> dict[str, Any]:
+    return {"why": m.why[:MAX_TEXT], **_put_given(lost=m.lost)}
+
+
+def _take_bye(ident: bytes, body: Any) -> Bye:
+    return Bye(ident, text_of(body, "why", MAX_TEXT), "lost" in body and get(body, "lost", bool))
 
 
 def _put_answer(m: Answer) -> dict[str, Any]:
@@ -341,14 +370,16 @@ def _take_answer(ident: bytes, body: Any) -> Answer:
 
 #: each type's name, how it is written, how it is read
 _KINDS: tuple[tuple[type, str, Callable[[Any], dict[str, Any]], Callable[[bytes, Any], Message]], ...] = (
-    (Hello, "hello", _put_hello, _take_hello),
+    (Hello, "hello", put_hello, take_hello),
     (Reply, "reply", _put_reply, _take_reply),
     (Ready, "ready", lambda m: _put_stages(m.stages), lambda ident, body: Ready(ident, _take_stages(body))),
     (Joined, "joined", lambda m: {}, lambda ident, body: Joined(ident)),
     (Proof, "proof", lambda m: _put_stages(m.stages), lambda ident, body: Proof(ident, _take_stages(body))),
-    (Beat, "beat", lambda m: {}, lambda ident, body: Beat(ident)),
+    (Beat, "beat", lambda m: _put_given(ask=m.ask), lambda ident, body: Beat(ident, flag_of(body, "ask"))),
+    (Resume, "resume", lambda m: {"token": m.token}, lambda ident, body: Resume(ident, _token(body))),
+    (Unlisted, "unlisted", lambda m: {}, lambda ident, body: Unlisted(ident)),
     (Reject, "reject", _put_reject, _take_reject),
-    (Bye, "bye", lambda m: {"why": m.why[:MAX_TEXT]}, lambda ident, body: Bye(ident, text_of(body, "why", MAX_TEXT))),
+    (Bye, "bye", _put_bye, _take_bye),
     (Question, "question", lambda m: {}, lambda ident, body: Question(ident)),
     (Answer, "answer", _put_answer, _take_answer),
 )

@@ -17,6 +17,7 @@ moves the queue pairs between ``receive`` and the answer, and hands in the rando
               -- proof -->
               <-- proof --            (each after the other's probes have arrived)
               -- beat, beat --        (from the reply on)
+              <-- unlisted --         (where the listener is closed meanwhile)
     CLOSED    <-- reject, bye -->     CLOSED
 
 A doctor asks instead, and nothing follows; its other side needs no machine to answer:
@@ -24,6 +25,9 @@ A doctor asks instead, and nothing follows; its other side needs no machine to a
     IDLE      -- question -->
     QUESTIONED
     TOLD      <-- answer --
+
+Where the TCP connection ends while both are JOINED, the connector says resume on another one: the conversation is the
+same as before, and stays JOINED.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ from __future__ import annotations
 from enum import Enum
 
 from ..abi import QpType
-from ..errors import LocalProtocolError, PeerRejected, RemoteProtocolError
-from .messages import Answer, Beat, Bye, Hello, Joined, Message, Proof, Question, Ready, Reject, Reply
+from ..errors import LocalProtocolError, PeerMismatch, PeerRejected, RemoteProtocolError
+from .messages import Answer, Beat, Bye, Hello, Joined, Message, Proof, Question, Ready, Reject, Reply, Unlisted
 
 __all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State", "counts"]
 
@@ -40,12 +44,16 @@ __all__ = ["NO_ID", "RECEIVES", "SENDS", "Handshake", "Outcome", "Role", "State"
 class Role(Enum):
     """Which side of the conversation this is."""
 
+    __hash__ = object.__hash__  # each is one object, and Enum's own is slow
+
     CONNECTOR = "connector"
     LISTENER = "listener"
 
 
 class State(Enum):
     """Where the conversation is; see the head of this file."""
+
+    __hash__ = object.__hash__
 
     IDLE = "idle"
     ASKED = "asked"
@@ -90,7 +98,13 @@ for _table in (SENDS, RECEIVES):
         _table[_role].update({(s, Reject): _S.CLOSED for s in State if s is not _S.CLOSED})
         _table[_role].update({(_S.JOINED, Proof): _S.JOINED, (_S.JOINED, Bye): _S.CLOSED})
         _table[_role].update({(s, Beat): s for s in BEATING})
-SENDS[_L][_S.JOINED, Joined] = RECEIVES[_C][_S.JOINED, Joined] = _S.JOINED
+for _said in (Joined, Unlisted):
+    SENDS[_L][_S.JOINED, _said] = RECEIVES[_C][_S.JOINED, _said] = _S.JOINED
+
+
+#: messages that nothing answers; that may be the same as the one before; of a peer in RTS; and that tell who it is
+_UNANSWERED, _NEVER_REPEATED = (Beat, Joined, Unlisted), (Beat, Bye)
+_IN_RTS, _FIRST = (Ready, Joined, Proof), (Hello, Reply, Answer)
 
 
 def counts(theirs: bytes, mine: bytes) -> bool:
@@ -134,13 +148,13 @@ class Handshake:
         Raises:
             LocalProtocolError: if it may not be sent now.
         """
-        key = (self.state, type(message))
-        if key not in SENDS[self.role] or message.id != self.id:
+        after = SENDS[self.role].get((self.state, type(message)))
+        if after is None or message.id != self.id:
             raise LocalProtocolError(
                 f"{self.role.value}: a {type(message).__name__.lower()} may not be sent while {self.state.value}."
             )
-        self.state = SENDS[self.role][key]
-        if not isinstance(message, Beat | Joined):
+        self.state = after
+        if not isinstance(message, _UNANSWERED):
             self.said = message
         return message
 
@@ -152,6 +166,7 @@ class Handshake:
 
         Raises:
             PeerRejected: the peer gave up, with its stage and reason.
+            PeerMismatch: the same, since the two ends do not go together.
             RemoteProtocolError: the message may not come now, or does not fit the one that it answers.
         """
         if self.id is None and isinstance(message, Hello):
@@ -159,29 +174,31 @@ class Handshake:
         unread = isinstance(message, Reject) and message.id == NO_ID
         if message.id != self.id and not unread:
             return Outcome.STALE
-        if message == self._heard and not isinstance(message, Bye | Beat):
+        if message == self._heard and not isinstance(message, _NEVER_REPEATED):
             return Outcome.REPEATED
-        key = (self.state, type(message))
-        if key not in RECEIVES[self.role]:
+        after = RECEIVES[self.role].get((self.state, type(message)))
+        if after is None:
             raise RemoteProtocolError(
                 f"{self.role.value}: the peer sent a {type(message).__name__.lower()} while {self.state.value}."
             )
         if isinstance(message, Reply) and isinstance(self.said, Hello):
-            asked, given = ([end.qp_type for end in m.ends] for m in (self.said, message))
+            asked, given = ((len(m.ends), m.ends[0].qp_type) for m in (self.said, message))  # all of one type
             if asked != given:
                 raise RemoteProtocolError(
-                    f"connector: asked for {len(asked)} queue pairs of type {asked[0]}, "
-                    f"the peer replied with {len(given)} of type {given[0]}."
+                    f"connector: asked for {asked[0]} queue pairs of type {asked[1]}, "
+                    f"the peer replied with {given[0]} of type {given[1]}."
                 )
-        self.state = RECEIVES[self.role][key]
-        self.met = self.met or isinstance(message, Ready | Joined | Proof)
-        if isinstance(message, Beat | Joined):
+        self.state = after
+        self.met = self.met or isinstance(message, _IN_RTS)
+        if isinstance(message, _UNANSWERED):
             return Outcome.MOVED
         self._heard, self.said = message, None
-        if isinstance(message, Hello | Reply | Answer):
+        if isinstance(message, _FIRST):
             self.peer = message
         self.proved = self.proved or isinstance(message, Proof)
         if isinstance(message, Reject):
+            if message.differences:
+                raise PeerMismatch(message.differences, message.ports)
             raise PeerRejected(message.stage, message.errno, message.why, message.ports, message.again_ms)
         return Outcome.MOVED
 

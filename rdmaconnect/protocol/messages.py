@@ -1,16 +1,16 @@
-"""The messages of the out-of-band exchange, as values. Pure; ``codec`` makes bytes of them and specifies them."""
+"""The messages of the out-of-band exchange, as values. Pure; ``codec`` makes bytes of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..agreement.endpoint import Endpoint, PortAddress, RemoteRegion
+from ..agreement.endpoint import Endpoint, GidKey, PortAddress, RemoteRegion
 from ..agreement.path import Agreement, Wish
 
 __all__ = [
     "Answer", "Beat", "Bye", "Hello", "Joined", "Message", "Proof", "Question", "Ready", "Reject", "Remark", "Reply",
-    "Stages", "Target",
+    "Resume", "Stages", "Target", "Unlisted",
 ]  # fmt: skip
 
 
@@ -25,13 +25,13 @@ class Target:
     Args:
         device: name of the listener's device.
         port_num: its port.
-        connector_gid, listener_gid: the pair, 16 bytes each, or None where LIDs are used.
+        connector_gid, listener_gid: the pair, or None where LIDs are used.
     """
 
     device: str
     port_num: int
-    connector_gid: bytes | None = None
-    listener_gid: bytes | None = None
+    connector_gid: GidKey | None = None
+    listener_gid: GidKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,31 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The sender is there."""
+    """The sender is there.
+
+    Args:
+        ask: whether the peer is to say at once that it is there too.
+    """
+
+    id: bytes
+    ask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The connector dials again, since the side channel of a connection that stands has ended.
+
+    Args:
+        token: of the reply to its hello.
+    """
+
+    id: bytes
+    token: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """The sender listens no more: that its address refuses says nothing of it from here on."""
 
     id: bytes
 
@@ -114,6 +138,7 @@ class Reject:
 
     Args:
         again_ms: the sender is busy: the same may be asked again after so many milliseconds; 0 if it need not be.
+        differences: where both ends are sound and cannot be joined, each difference in words.
     """
 
     id: bytes
@@ -122,14 +147,21 @@ class Reject:
     why: str
     ports: tuple[PortAddress, ...] = ()
     again_ms: int = 0
+    differences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The sender closes a connection that stood."""
+    """The sender closes a connection that stood.
+
+    Args:
+        why: in words.
+        lost: whether it was lost, or is to be connected anew: then this is no good-bye of its application.
+    """
 
     id: bytes
     why: str
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +203,4 @@ class Answer:
     ports: tuple[PortAddress, ...]
 
 
-Message = Hello | Reply | Ready | Joined | Proof | Beat | Reject | Bye | Question | Answer
+Message = Hello | Reply | Ready | Joined | Proof | Beat | Resume | Unlisted | Reject | Bye | Question | Answer

@@ -8,13 +8,20 @@ from typing import Any, TypeVar
 
 import msgpack
 
+from ..errors import RemoteProtocolError
+
 __all__ = [
-    "bytes_of", "columns_of", "get", "int_of", "list_of", "once", "optional_bytes", "row_of", "short", "text_of",
-    "value_of",
+    "MAX_FRAME", "bytes_of", "columns_of", "flag_of", "get", "int_of", "list_of", "once", "optional_bytes", "row_of",
+    "short", "text_of", "unpack", "value_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
+MAX_FRAME = 512 * 1024
+#: first bytes of arrays and maps, and how many such bytes a frame may have: the longest sound ones have fewer, those
+#: in their numbers and names counted
+MAX_CONTAINERS = 128 * 1024
+_CONTAINERS = bytes([*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 #: parts of messages that are kept as they were read last time, and the longest of them, bytes: a peer says of its port
 #: the same in each hello
 _KEPT, _KEPT_MAX = 64, 1024
@@ -26,6 +33,29 @@ def short(value: object, limit: int = 60) -> str:
     return ascii(text)[1:-1][:limit]
 
 
+def unpack(frame: bytes, hint: str) -> Any:
+    """What MessagePack makes of bytes that nobody vouches for.
+
+    Args:
+        frame: the bytes.
+        hint: what to do where they are no MessagePack.
+
+    Raises:
+        RemoteProtocolError: they are too many, not MessagePack, or have too much in them.
+    """
+    if len(frame) > MAX_FRAME:
+        raise RemoteProtocolError(f"decode: the peer's frame has {len(frame)} bytes, at most {MAX_FRAME} are taken.")
+    # these bytes begin the arrays and maps, of which each costs far more to make than to send; others may be like them
+    if len(frame) - len(frame.translate(None, _CONTAINERS)) > MAX_CONTAINERS:
+        raise RemoteProtocolError(f"decode: the peer's {len(frame)} bytes have too many arrays and maps in them.")
+    try:
+        return msgpack.unpackb(frame, strict_map_key=True)
+    except (ValueError, RecursionError, msgpack.UnpackException) as e:
+        raise RemoteProtocolError(
+            f"decode: the peer's {len(frame)} bytes are not a message ({type(e).__name__}). {hint}"
+        ) from None
+
+
 def value_of(body: Any, key: str) -> Any:
     """What a map has under a key."""
     if not isinstance(body, dict) or key not in body:
@@ -35,7 +65,10 @@ def value_of(body: Any, key: str) -> Any:
 
 def get(body: Any, key: str, kind: type[Any]) -> Any:
     """The same, which is to be of one type."""
-    value = body[key] if type(body) is dict and key in body else value_of(body, key)
+    try:
+        value = body[key]
+    except (KeyError, TypeError):
+        value = value_of(body, key)  # says what is the matter
     if type(value) is not kind:  # a bool is no integer here
         raise ValueError(f"{key} is a {type(value).__name__}, not a {kind.__name__}")
     return value
@@ -84,6 +117,11 @@ def text_of(body: Any, key: str, most: int) -> str:
     if len(value) > most:
         raise ValueError(f"{key} has {len(value)} characters: at most {most} are allowed")
     return value if value.isprintable() else "".join(c if c.isprintable() else "?" for c in value)
+
+
+def flag_of(body: Any, key: str) -> bool:
+    """A truth; False where it is missing."""
+    return key in body and get(body, key, bool)
 
 
 def int_of(body: Any, key: str, most: int, least: int = 0) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from ..errors import DeadlineExceeded, shown
 
-__all__ = ["Deadline", "wait_readable", "wait_ready"]
+__all__ = ["Deadline", "give_way", "wait_readable", "wait_ready"]
 
 _POLL_MAX_MS = 2**31 - 1
 _NO_SECONDS = "deadline_s is {}: give seconds, 0 or more, or None to wait for ever"
@@ -45,7 +45,7 @@ class Deadline:
     @property
     def left_s(self) -> float:
         """Seconds left, never below 0; ``math.inf`` without a limit."""
-        return max(0.0, self._seconds - self.waited_s)
+        return max(0.0, self._seconds - (time.monotonic() - self._started))
 
     @property
     def left_ms(self) -> int | None:
@@ -64,6 +64,11 @@ class Deadline:
         """
         if self.left_s <= 0:
             raise self.exceeded(stage, hint)
+
+
+def give_way() -> None:
+    """Let threads go on that wait for what this one has just let go; it takes some dozens of microseconds."""
+    time.sleep(0)
 
 
 def wait_ready(

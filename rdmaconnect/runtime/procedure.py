@@ -15,22 +15,22 @@ import math
 import os
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ..errors import StateError, VerbsError
 from .deadline import Deadline, wait_ready
+from .errand import Call, Errand
 from .wakeup import Signal, lend_waker, return_waker
 from .workers import here
 
-__all__ = ["Call", "Errand", "Interrupt", "Procedure", "Wait", "arun", "call_apart", "run", "run_apart"]
+__all__ = ["Call", "Errand", "Interrupt", "Procedure", "Wait", "arun", "call_apart", "do_apart", "run", "run_apart"]
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """Sleep until something has changed, a descriptor is ready, the slice is over, or the deadline has passed.
 
@@ -51,70 +51,7 @@ class Wait:
     slice_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Call something that may block for seconds; the procedure is sent its result, or its exception is raised there.
-
-    Args:
-        function: what to call.
-        deadline: if given, the procedure goes on without the call when it has passed, or when the procedure is
-            interrupted or cancelled: then the call comes to its end in a worker thread. Without one the
-            call is waited for.
-        stage: for the error that says that the deadline has passed.
-        undo: takes back a result that comes too late for the procedure.
-        finally_: called once the call is over or will never begin, whatever became of it.
-    """
-
-    function: Callable[[], Any]
-    deadline: Deadline | None = None
-    stage: str = ""
-    undo: Callable[[Any], None] | None = None
-    finally_: Callable[[], None] | None = None
-
-
 Procedure = Generator["Wait | Call", Any, T]
-
-
-class Errand:
-    """A call that a worker makes for a procedure, which may go on without it; ``changed`` when ``future`` is there."""
-
-    def __init__(self, call: Call) -> None:
-        self.changed = Signal()
-        self._call, self._lock = call, threading.Lock()
-        self._over = self._given_up = False
-        try:
-            self.future: Future[Any] = here().submit(call.function)
-        except BaseException:
-            if call.finally_ is not None:
-                call.finally_()
-            raise
-        self.future.add_done_callback(self._end)
-        self.future.add_done_callback(lambda _: self.changed.notify())
-
-    def _end(self, future: Future[Any]) -> None:
-        with self._lock:
-            self._over, late = True, self._given_up
-        try:
-            if late:
-                self._take_back()
-        finally:
-            if self._call.finally_ is not None:
-                self._call.finally_()
-
-    def give_up(self) -> None:
-        """The procedure does not want the result any more."""
-        with self._lock:
-            if self._given_up:
-                return
-            self._given_up, over = True, self._over
-        self.future.cancel()
-        if over:
-            self._take_back()
-
-    def _take_back(self) -> None:
-        future, undo = self.future, self._call.undo
-        if undo is not None and not future.cancelled() and future.exception() is None:
-            undo(future.result())
 
 
 # ---- in the calling thread
@@ -145,7 +82,7 @@ def run(procedure: Procedure[T], interrupt: Interrupt | None = None) -> T:
         request = next(procedure)
         while True:
             try:
-                answer: Any = _sleep(request, interrupt) if isinstance(request, Wait) else _do(request, interrupt)
+                answer: Any = _sleep(request, interrupt) if isinstance(request, Wait) else do(request, interrupt)
             except BaseException as e:  # noqa: BLE001  it is the procedure's to handle
                 request = procedure.throw(e)
             else:
@@ -168,7 +105,21 @@ def run_apart(procedure: Procedure[T], undo: Callable[[T], object] | None = None
     """
     if threading.current_thread() is not threading.main_thread():
         return run(procedure)
-    apart = _Apart(procedure)
+    interrupt = Interrupt()
+    return _apart(partial(run, procedure, interrupt), interrupt.set, undo)
+
+
+def do_apart(function: Callable[[], T]) -> T:
+    """The same for a function, which waits for nothing that an interrupt could end."""
+    return function() if threading.current_thread() is not threading.main_thread() else _apart(function)
+
+
+def _apart(
+    function: Callable[[], T],
+    interrupt: Callable[[BaseException], object] | None = None,
+    undo: Callable[[T], object] | None = None,
+) -> T:
+    apart = _Apart(function)
     try:
         here().start(apart.run)
         apart.wait()
@@ -176,23 +127,24 @@ def run_apart(procedure: Procedure[T], undo: Callable[[T], object] | None = None
     except BaseException as e:
         if apart.error is e or apart.give_up():
             raise
-        apart.interrupt.set(e)
+        if interrupt is not None:
+            interrupt(e)
         _see_to_the_end(apart)
         if undo is not None and apart.error is None:
-            undoing = _Apart(_undo(undo, apart.value))
+            undoing = _Apart(partial(undo, apart.result()))
             here().start(undoing.run)
             _see_to_the_end(undoing)
         raise
 
 
 class _Apart(Generic[T]):
-    """A procedure that a worker runs for the main thread.
+    """What a worker does for the main thread.
 
     The main thread only waits for a lock: of anything that it made or shared it could be robbed between two steps.
     """
 
-    def __init__(self, procedure: Procedure[T]) -> None:
-        self._procedure, self.interrupt = procedure, Interrupt()
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
         self._claim, self._over = threading.Lock(), threading.Lock()
         self._over.acquire()
         self._done = False
@@ -200,11 +152,11 @@ class _Apart(Generic[T]):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Run it, in a worker."""
+        """Do it, in a worker."""
         if not self.give_up():
             return
         try:
-            self.value = run(self._procedure, self.interrupt)
+            self.value = self._function()
         except BaseException as e:  # noqa: BLE001  it is the caller's
             self.error = e
         finally:
@@ -212,7 +164,7 @@ class _Apart(Generic[T]):
             self._over.release()
 
     def give_up(self) -> bool:
-        """Have nobody run it from here on; False if somebody has begun to, or has given it up."""
+        """Have nobody do it from here on; False if somebody has begun to, or has given it up."""
         return self._claim.acquire(blocking=False)
 
     def wait(self) -> None:
@@ -232,10 +184,6 @@ def _see_to_the_end(apart: _Apart[Any]) -> None:
     while not apart._done:
         with contextlib.suppress(BaseException):
             apart.wait()
-
-
-def _undo(undo: Callable[[Any], object], value: Any) -> Procedure[None]:
-    yield Call(partial(undo, value))
 
 
 def _sleep(request: Wait, interrupt: Interrupt | None = None) -> set[int]:
@@ -264,7 +212,8 @@ def _sleep(request: Wait, interrupt: Interrupt | None = None) -> set[int]:
     return ready
 
 
-def _do(call: Call, interrupt: Interrupt | None = None) -> Any:
+def do(call: Call, interrupt: Interrupt | None = None) -> Any:
+    """Make a call that a procedure asks for, in this thread or, with a deadline, in a worker."""
     if call.deadline is None:
         try:
             return call.function()
@@ -273,11 +222,11 @@ def _do(call: Call, interrupt: Interrupt | None = None) -> Any:
                 call.finally_()
     errand = Errand(call)
     try:
-        while not errand.future.done():
+        while not errand.done:
             _sleep(Wait(call.deadline, changes=((errand.changed, 0),)), interrupt)
-            if not errand.future.done():
+            if not errand.done:
                 call.deadline.check(call.stage)
-        return errand.future.result()
+        return errand.result()
     except BaseException:
         errand.give_up()
         raise
@@ -296,7 +245,7 @@ async def arun(procedure: Procedure[T]) -> T:
         request = next(procedure)
         while True:
             try:
-                answer: Any = await (_ready(request) if isinstance(request, Wait) else _in_worker(request))
+                answer: Any = await (ready(request) if isinstance(request, Wait) else _in_worker(request))
             except BaseException as e:  # noqa: BLE001  it is the procedure's to handle
                 request = procedure.throw(e)
             else:
@@ -314,32 +263,33 @@ async def call_apart(function: Callable[[], T]) -> T:
 
 async def _in_worker(call: Call) -> Any:
     errand = Errand(call)
-    done = _woken_by(errand.future.add_done_callback)
+    done = _woken_by(errand.changed)
     try:
-        while not errand.future.done():
+        while not errand.done:
             await asyncio.wait([done], timeout=_seconds(call.deadline))
-            if not errand.future.done() and call.deadline is not None:
+            if not errand.done and call.deadline is not None:
                 call.deadline.check(call.stage)
-        return errand.future.result()
+        return errand.result()
     except BaseException:
         # without a deadline the call still uses what the procedure would free now, however often it is cancelled
-        while call.deadline is None and not errand.future.done():
+        while call.deadline is None and not errand.done:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([done])
         errand.give_up()
         raise
 
 
-def _woken_by(subscribe: Callable[[Callable[[Any], None]], None]) -> asyncio.Future[None]:
-    """A future of the running loop that is done when what was subscribed to calls, from any thread."""
+def _woken_by(changed: Signal) -> asyncio.Future[None]:
+    """A future of the running loop that is done once a signal is notified, or was, from any thread."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
 
-    def wake(_: Any) -> None:
+    def wake() -> None:
         with contextlib.suppress(RuntimeError):  # that loop is over
             loop.call_soon_threadsafe(_set, woken)
 
-    subscribe(wake)
+    if not changed.subscribe(wake, 0):
+        woken.set_result(None)
     return woken
 
 
@@ -355,7 +305,8 @@ def _seconds(deadline: Deadline | None, slice_ms: int | None = None) -> float | 
     return min(limits, default=None)
 
 
-async def _ready(request: Wait) -> set[int]:
+async def ready(request: Wait) -> set[int]:
+    """Wait on the running loop as a procedure asks for it."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[int] = loop.create_future()
 

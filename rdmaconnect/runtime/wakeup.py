@@ -7,11 +7,24 @@ import itertools
 import os
 import select
 import threading
+import weakref
 from collections.abc import Callable
 
 from .fork import in_child
 
-__all__ = ["Signal", "Waker", "lend_waker", "return_waker"]
+__all__ = ["Signal", "Waker", "lend_waker", "return_waker", "weakly"]
+
+
+def weakly(method: Callable[[], object]) -> Callable[[], None]:
+    """Calls a method of an object that is not kept alive for that."""
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = reference()
+        if found is not None:
+            found()
+
+    return call
 
 
 class Signal:
@@ -60,8 +73,9 @@ class Signal:
 
     def unsubscribe(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` no more; fine if it was never subscribed."""
-        with self._lock, contextlib.suppress(ValueError):
-            self._wake.remove(wake)
+        with self._lock:
+            if wake in self._wake:
+                self._wake.remove(wake)
 
 
 class Waker:

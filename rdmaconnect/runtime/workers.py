@@ -91,6 +91,7 @@ class Workers:
             return taken
 
     def _work(self) -> None:
+        _mine.namespace = namespace()
         while (taken := self._next()) is not None:
             future, job = taken
             if future is None:
@@ -108,6 +109,13 @@ class Workers:
                 self._idle += 1
 
 
+class _Mine(threading.local):
+    """What a thread knows of itself: those here stay in one network namespace."""
+
+    namespace: int | None = None
+
+
+_mine = _Mine()
 #: network namespace -> its workers
 _workers: dict[int, Workers] = {}
 _lock = threading.Lock()
@@ -115,6 +123,8 @@ _lock = threading.Lock()
 
 def namespace() -> int:
     """The number of the calling thread's network namespace; 0 where the kernel does not tell."""
+    if _mine.namespace is not None:
+        return _mine.namespace
     try:
         return os.stat("/proc/thread-self/ns/net").st_ino
     except OSError:
@@ -141,6 +151,7 @@ def _forget() -> None:
     """In a child, which has none of its parent's threads."""
     global _lock
     _lock = threading.Lock()
+    _mine.namespace = None
     _workers.clear()
 
 

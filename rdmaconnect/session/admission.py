@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import StateError, shown
 
-__all__ = ["AGAIN_MS", "FAILED_COST", "LARGE", "MAX_HALF_OPEN", "MAX_QPS", "Busy", "Room"]
+__all__ = ["AGAIN_MS", "FAILED_COST", "LARGE", "MAX_HALF_OPEN", "MAX_QPS", "SILENT_S", "Busy", "Room"]
 
 #: connections that may be half open, or made and not yet accepted; and the queue pairs of all of them
 MAX_HALF_OPEN, MAX_QPS = 1024, 16384
@@ -12,6 +12,8 @@ MAX_HALF_OPEN, MAX_QPS = 1024, 16384
 LARGE = 64
 #: a connector that finds no room may ask again after so many milliseconds
 AGAIN_MS = 200
+#: where there is no room left, one that was answered and says nothing for so long, seconds, loses its place
+SILENT_S = 6.0
 #: what a connection that came to nothing costs, in messages: how often a peer may ask for one is limited by that
 FAILED_COST = 8.0
 

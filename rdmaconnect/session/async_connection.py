@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -9,12 +10,19 @@ from types import TracebackType
 from ..agreement.endpoint import RemoteRegion
 from ..objects.buffer_like import BufferLike
 from ..objects.memory import MR
+from ..protocol.health import Health
 from ..runtime.deadline import Deadline
-from ..runtime.procedure import arun
+from ..runtime.procedure import Procedure, Wait, arun
+from ..runtime.wakeup import Signal
 from .base import BaseConnection
 from .posted import AsyncBatch, AsyncTransfer
 
 __all__ = ["AsyncConnection"]
+
+
+def _change(signal: Signal, seen: int) -> Procedure[None]:
+    """Wait for a change."""
+    yield Wait(Deadline(None), changes=((signal, seen),), slice_ms=1000)
 
 
 class AsyncConnection(BaseConnection):
@@ -89,6 +97,18 @@ class AsyncConnection(BaseConnection):
         """See :meth:`~rdmaconnect.Connection.read_into`."""
         return await arun(self._end.read_into(buffer, region, length, offset, deadline_s))
 
+    async def fetch_add(
+        self, region: RemoteRegion | str, add: int, *, offset: int = 0, deadline_s: float | None = 30
+    ) -> int:
+        """See :meth:`~rdmaconnect.Connection.fetch_add`."""
+        return await arun(self._end.fetch_add(region, add, offset, deadline_s))
+
+    async def compare_swap(
+        self, region: RemoteRegion | str, compare: int, swap: int, *, offset: int = 0, deadline_s: float | None = 30
+    ) -> int:
+        """See :meth:`~rdmaconnect.Connection.compare_swap`."""
+        return await arun(self._end.compare_swap(region, compare, swap, offset, deadline_s))
+
     async def post_send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> AsyncTransfer:
         """See :meth:`~rdmaconnect.Connection.post_send`."""
         return AsyncTransfer(self._end, await arun(self._end.begin_send(data, deadline_s)))
@@ -122,6 +142,30 @@ class AsyncConnection(BaseConnection):
     def batch(self, *, deadline_s: float | None = 30) -> AsyncBatch:
         """See :meth:`~rdmaconnect.Connection.batch`."""
         return AsyncBatch(self._end, deadline_s)
+
+    async def changes(self) -> AsyncIterator[Health]:
+        """Each change of :attr:`health` from now on, in order; the last is this side's ``close``.
+
+        For example ``async for health in conn.changes(): print(health)``.
+        """
+        came: deque[Health] = deque()
+        changed = Signal()
+
+        def note(health: Health) -> None:
+            came.append(health)
+            changed.notify()
+
+        remove = self.on_change(note)
+        try:
+            while True:
+                seen, last = changed.count, self.closed
+                while came:
+                    yield came.popleft()
+                if last:
+                    return
+                await arun(_change(changed, seen))
+        finally:
+            remove()
 
     async def reconnect(self, *, deadline_s: float | None = 30) -> None:
         """See :meth:`~rdmaconnect.Connection.reconnect`."""

@@ -13,28 +13,31 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..abi import QpType
-from ..agreement.path import Wish, make_paths
-from ..errors import ConnectTimeout, RdmaConnectError, StateError
-from ..exchange.url import Address, addresses, host_of, is_address, loopback_of, port_of, tcp_url
-from ..objects.context import Port
+from ..agreement.path import make_paths
+from ..errors import ConnectTimeout, RdmaConnectError, StateError, say_more
+from ..exchange.url import Address, addresses, host_of, is_address, is_rdma, loopback_of, port_of, rdma_url, tcp_url
 from ..protocol.codec import MAX_MS
 from ..protocol.handshake import Role
 from ..protocol.messages import Hello, Ready, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
+from ..runtime.workers import here
 from ..verbs import library
 from .async_connection import AsyncConnection
+from .bare_end import make_end
 from .base import end_of
+from .closing import close_ends
 from .connection import Connection
 from .conversation import BEAT_MS, Conversation
 from .end import End, Established
-from .fallback import Fallback, say_more
+from .fallback import Fallback
 from .outgoing import Outgoing
-from .ports import choose_ports, known_ports
+from .ports import Choice, choose_ports, known_ports, ports_anew
 from .prepared import Prepared, bring_up, close_handles
 from .probe import prove
-from .terms import ConnectOptions, Terms, Unpack, check_count, make_deadline, make_terms
+from .terms import ConnectOptions, Terms, Unpack, check_alone, check_count, make_deadline, make_terms
 from .trace import Trace
+from .watch import attend
 
 __all__ = [
     "aconnect",
@@ -57,7 +60,8 @@ def connect(peer: str, *, via: Connection | None = None, **options: Unpack[Conne
     does not carry, the others are tried.
 
     Args:
-        peer: ``"host"``, ``"host:port"`` (port 18515 by default) or a ``tcp://`` url.
+        peer: ``"host"``, ``"host:port"`` (port 18515 by default) or a ``tcp://`` url; or an ``rdma://`` url, to connect
+            by rdma_cm, which other programs speak too.
         via: for UD, a connection whose queue pair is used for this peer too.
         **options: see :class:`ConnectOptions`; ``device``, ``gid_index``, ``path_mtu`` and all else that is of the
             queue pair and its port, see :class:`Options`.
@@ -113,7 +117,7 @@ def _connect(peer: str, count: int, options: ConnectOptions, via: Connection | N
     terms = make_terms(options)
     library()  # without it there is nothing to wait for, on any system
     procedure = connect_procedure(peer, terms, count, make_deadline(options), None if via is None else end_of(via))
-    made = run_apart(procedure, close_all)
+    made = run_apart(procedure, close_ends)
     return list(map(Connection, made))
 
 
@@ -134,20 +138,26 @@ def connect_procedure(
     peer: str, terms: Terms, count: int, deadline: Deadline, via: End | None = None
 ) -> Procedure[list[End]]:
     """Connect, trying one way after the other; see :func:`connect`."""
+    if is_rdma(peer):
+        return [(yield from _by_cm(peer, terms, count, deadline, via))]
+    if terms.plain:
+        raise ValueError("plain is for rdma:// urls: over tcp:// both ends are of this library.")
     url = tcp_url(peer)
     if via is not None and (via.closed or terms.qp_type is not QpType.UD or via.ah is None or count > 1):
         raise StateError("connect via another connection: both must be UD, the other open, and count 1.")
+    if count > 1 or via is not None:
+        check_alone(terms, "connect_many or via=, which share an exchange or a queue pair")
     outgoing = Outgoing(url, (yield from look_up(url, deadline)), terms.keys)
     trace = Trace(Role.CONNECTOR, deadline)
     try:
-        ports = [via.prepared.port] if via else (yield from find_ports(terms, outgoing.address, deadline))
+        choice = of_end(via) if via else (yield from find_ports(terms, outgoing.address, deadline))
         first = outgoing.address
         if via is None and len(outgoing.addresses) > 1:  # of a name's addresses another one may answer
             yield from outgoing.reach(deadline)
             if outgoing.address != first:
-                ports = yield from find_ports(terms, outgoing.address, deadline)
-        trace.mark("port", "%s for %s", ports[0], url)
-        fallback = Fallback(ports, terms, trace)
+                choice = yield from find_ports(terms, outgoing.address, deadline)
+        trace.mark("port", "%s for %s", choice.ports[0], url)
+        fallback = Fallback(choice.ports, terms, trace, choice.left_out)
         while True:
             try:
                 made = yield from try_candidate(outgoing, terms, fallback, count, deadline, via)
@@ -160,18 +170,33 @@ def connect_procedure(
             say_more(e, f"{local} is loopback, this host itself: a peer elsewhere has another address.")
         outgoing.close()
         raise
+    connect_s = deadline.waited_s
     for end in made:
-        end.connect_s = deadline.waited_s
+        end.connect_s = connect_s
         if count == 1 and via is None:
             end.again = partial(_again, url, terms)
+            if terms.reconnect_s:
+                end.renew_for(terms.reconnect_s, here())
+    _stand(made, outgoing)
     trace.mark("connected", "%d in %.1f ms", count, deadline.waited_s * 1000)
     return made
 
 
-def close_all(made: Sequence[End]) -> None:
-    """Close what nobody wants any more."""
-    for end in made:
-        end.close()
+def _by_cm(peer: str, terms: Terms, count: int, deadline: Deadline, via: End | None) -> Procedure[End]:
+    """The same by rdma_cm."""
+    from .cm_connect import connect_by_cm  # what most programs never load
+
+    url = rdma_url(peer)
+    if count > 1 or via is not None:
+        raise ValueError(f"the peer is {url!r}: by rdma_cm one queue pair is connected at a time, and none via another")
+    return (yield from connect_by_cm(url, (yield from look_up(url, deadline)), terms, deadline))
+
+
+def _stand(made: Sequence[End], outgoing: Outgoing) -> None:
+    """From here on they outlive their side channel, which is dialled again."""
+    conversation, token = made[0].conversation, made[0].token
+    conversation.stand(made, token, outgoing.redial(conversation, token))
+    attend(made)
 
 
 def look_up(url: str, deadline: Deadline) -> Procedure[list[Address]]:
@@ -183,13 +208,18 @@ def look_up(url: str, deadline: Deadline) -> Procedure[list[Address]]:
     return found
 
 
-def find_ports(terms: Terms, address: str, deadline: Deadline) -> Procedure[Sequence[Port]]:
+def of_end(end: End) -> Choice:
+    """The port that a connection is on, as the only one that there is."""
+    return Choice((end.prepared.port,), (end.prepared.address,), certain=False)
+
+
+def find_ports(terms: Terms, address: str, deadline: Deadline) -> Procedure[Choice]:
     """This host's ports toward an address of the peer, the best first."""
     choice = known_ports(terms.options, address)
     if choice is None:
         choose = partial(choose_ports, terms.options, address)
         choice = yield Call(choose, deadline, "connect: find a port of this host")
-    return choice.ports
+    return choice
 
 
 def try_candidate(
@@ -207,10 +237,14 @@ def try_candidate(
     try:
         all_established = yield from _attempt(outgoing, prepared, terms, fallback, deadline)
         made = [
-            End(prepared, transceiver, established)
+            make_end(prepared, transceiver, established)
             for transceiver, established in zip(prepared.transceivers, all_established, strict=True)
         ]
-        yield from prove(made, terms, deadline)
+        try:
+            yield from prove(made, deadline, share=partial(fallback.share_s, deadline))
+        except BaseException:
+            outgoing.part()
+            raise
         return made
     finally:
         prepared.close()
@@ -235,11 +269,14 @@ def _attempt(
 
     def hello(ident: bytes) -> Hello:
         return Hello(
-            ident, prepared.ends, Wish.of(terms.options), prepared.offered(), terms.private_data, prev, fallback.target,
-            beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
+            ident, prepared.ends, prepared.wish(terms.options), prepared.offered(), terms.private_data, prev,
+            fallback.target, beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
         )  # fmt: skip
 
-    conversation = yield from outgoing.ask(hello, trace, deadline)
+    try:
+        conversation = yield from outgoing.ask(hello, trace, deadline)
+    finally:
+        fallback.exchange = outgoing.exchange
     return (yield from raise_ends(conversation, prepared, terms, deadline, fallback))
 
 
@@ -260,6 +297,7 @@ def raise_ends(
     assert isinstance(reply, Reply)
     try:
         trace.mark("reply", "came")
+        conversation.proves = reply.agreement.probe and prepared.wish(terms.options).probe
         why = fallback.why() if fallback is not None else ()
         paths = make_paths(prepared.ends, reply.ends, reply.agreement, terms.options, connector=True, why=why)
         if fallback is not None:
@@ -281,7 +319,8 @@ def raise_ends(
         trace.mark("ready", "sent")
         try:
             deadline.check("move to RTS")
-            conversation.say(Ready(conversation.id, trace.stages()))
+            # a proof, which follows, tells them all
+            conversation.say(Ready(conversation.id, () if conversation.proves else trace.stages()))
         except BaseException:
             close_handles(handles)
             raise
@@ -296,28 +335,28 @@ def raise_ends(
 
 
 def _again(url: str, terms: Terms, end: End, deadline_s: float | None) -> Procedure[None]:
-    """Reconnect, on the side that called: the same queue pair, a new hello."""
+    """Reconnect, on the side that called: the same queue pair, a new hello, over one port of its device or another."""
     deadline = Deadline(deadline_s, ConnectTimeout)
-    prev, trace = end.known_as, Trace(Role.CONNECTOR, deadline)
-    end.part()
+    trace = Trace(Role.CONNECTOR, deadline)
     prepared = end.prepared
     outgoing = Outgoing(url, (yield from look_up(url, deadline)), terms.keys)
-    fallback = Fallback([prepared.port], terms, trace)
+    choose = partial(ports_anew, prepared.port, terms.options, outgoing.address)
+    choice = yield Call(choose, deadline, "reconnect: find a port of this host")
+    fallback = Fallback(choice.ports, terms, trace)
     prepared.lend()
     try:
         while True:
-            yield Call(prepared.transceivers[0].restart)
-            joined = False
+            yield Call(end.part)
             try:
-                end.join((yield from _attempt(outgoing, prepared, terms, fallback, deadline, prev))[0])
-                joined = True
-                yield from prove([end], terms, deadline, again=True)
+                yield Call(partial(prepared.renew, fallback.port.port_num, fallback.gid))
+                end.join((yield from _attempt(outgoing, prepared, terms, fallback, deadline, end.known_as))[0])
+                yield from prove([end], deadline, again=True, share=partial(fallback.share_s, deadline))
+                _stand([end], outgoing)
                 break
             except RdmaConnectError as e:
                 if not (yield from outgoing.may_ask_again(e, deadline)):
-                    raise
-                if joined:
-                    end.part()
+                    yield Call(partial(fallback.failed, e, deadline))
+                    outgoing.part()
     except BaseException:
         outgoing.close()
         raise

@@ -10,7 +10,7 @@ from ..agreement.endpoint import RemoteRegion
 from ..objects.buffer_like import BufferLike
 from ..objects.memory import MR
 from ..runtime.deadline import Deadline
-from ..runtime.procedure import run, run_apart
+from ..runtime.procedure import do_apart, run, run_apart
 from .base import BaseConnection
 from .posted import Batch, Transfer
 
@@ -22,6 +22,10 @@ class Connection(BaseConnection):
 
     Messages keep their boundaries and, over RC and UC, their order. Any thread may use it. Every
     blocking call takes ``deadline_s``: seconds, or None to wait for ever.
+
+    With ``auto_reconnect`` it has several lives: when it is lost it is connected anew, in the background. Calls that
+    wait for what the peer sends wait on; those that send wait for the next life; what was posted and not done raises
+    :class:`OutcomeUnknown`, which is a CompletionError. Where that comes to nothing they raise :class:`PeerClosed`.
     """
 
     def send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> None:
@@ -91,8 +95,8 @@ class Connection(BaseConnection):
             deadline_s: seconds.
 
         Yields:
-            The message's bytes, writable. After the end of ``with``, or :meth:`reconnect`, the device fills them anew:
-            neither they nor what was made of them (a slice, an array) is of use then.
+            The message's bytes, writable; a reconnect changes nothing about them. After the end of ``with`` the device
+            fills them anew: neither they nor what was made of them (a slice, an array) is of use then.
 
         Raises:
             BufferError: at the end; somebody still holds the view's buffer.
@@ -215,6 +219,53 @@ class Connection(BaseConnection):
         """
         return run(self._end.read_into(buffer, region, length, offset, deadline_s))
 
+    def fetch_add(self, region: RemoteRegion | str, add: int, *, offset: int = 0, deadline_s: float | None = 30) -> int:
+        """Add to 8 bytes of the peer's memory in one step, which its device makes. The peer is not told.
+
+        It is atomic against what comes through that device; against the peer's processor only where the device says
+        so (``conn.context.attr.atomic_cap``).
+
+        Args:
+            region: where; the name of one of ``remote``, or a region that the peer sent. It is open for atomics unless
+                it was registered without ``REMOTE_ATOMIC``.
+            add: -2**63 to 2**64 - 1; counted modulo 2**64.
+            offset: bytes from the region's start; the address is to be a multiple of 8.
+            deadline_s: seconds.
+
+        Returns:
+            What was there before: 64 bits, unsigned, in the byte order of this host.
+
+        Raises:
+            ValueError: outside of the region, an address that is no multiple of 8, or a number of more than 64 bits.
+            StateError: closed; not RC, the only type with atomics; a device without them, or ``max_rd_atomic`` 0.
+            CompletionError: REM_ACCESS_ERR as of :meth:`write`; REM_INV_REQ_ERR where the peer's device has no
+                atomics.
+            LookupError, DeadlineExceeded, PeerClosed: as :meth:`write`. After a deadline it may still happen.
+
+        Source: ibv_post_send(3), ``IBV_WR_ATOMIC_FETCH_AND_ADD``.
+        """
+        return run(self._end.fetch_add(region, add, offset, deadline_s))
+
+    def compare_swap(
+        self, region: RemoteRegion | str, compare: int, swap: int, *, offset: int = 0, deadline_s: float | None = 30
+    ) -> int:
+        """Replace 8 bytes of the peer's memory if they are as expected, in one step, as :meth:`fetch_add`.
+
+        Args:
+            region, offset, deadline_s: as for :meth:`fetch_add`.
+            compare: what is expected, 0 to 2**64 - 1.
+            swap: what takes its place, likewise.
+
+        Returns:
+            What was there before: it was replaced if that is ``compare``.
+
+        Raises:
+            ValueError, StateError, RdmaConnectError: as :meth:`fetch_add`.
+
+        Source: ibv_post_send(3), ``IBV_WR_ATOMIC_CMP_AND_SWP``.
+        """
+        return run(self._end.compare_swap(region, compare, swap, offset, deadline_s))
+
     def post_send(self, data: BufferLike | MR, *, deadline_s: float | None = 30) -> Transfer:
         """Begin to send a message, as :meth:`send`, and do not wait for its end.
 
@@ -306,9 +357,11 @@ class Connection(BaseConnection):
     def reconnect(self, *, deadline_s: float | None = 30) -> None:
         """Connect this same object anew, after its peer or the network failed.
 
-        The queue pair goes through RESET and gets a fresh PSN; registered memory stays. The side that
+        The queue pair goes through RESET and gets a fresh PSN; registered memory stays, and so do messages
+        that were not read. What was posted and not done raises :class:`OutcomeUnknown`. The side that
         called ``connect`` calls the address again, where a new process may answer; the other side's
-        ``reconnect`` waits for that, or, in a new process, ``accept``.
+        ``reconnect`` waits for that, or, in a new process, ``accept``. Where it is being connected anew by
+        itself (``auto_reconnect``), that is waited for.
 
         Args:
             deadline_s: seconds.
@@ -322,10 +375,12 @@ class Connection(BaseConnection):
     def close(self) -> None:
         """Tell the peer, free everything; what is outstanding counts as flushed. Twice is fine.
 
+        What ``auto_reconnect`` has under way just then goes a moment later, when its step has come to an end.
+
         Raises:
             VerbsError: something could not be freed: it names all that stays. Close again later.
         """
-        run_apart(self._end.closing())
+        do_apart(self._end.close)
 
     def __enter__(self) -> Connection:
         return self

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..errors import PeerClosed, RdmaConnectError
-from ..exchange.channel import Channel
+from ..exchange.channel import SMALL_FRAME, Channel
 from ..protocol.codec import decode, encode
 from ..protocol.handshake import NO_ID
-from ..protocol.messages import Hello, Question, Reject
+from ..protocol.messages import Beat, Hello, Question, Reject, Resume
+from .admission import FAILED_COST
 from .conversation import Conversation
+from .liveness import standing
 
 __all__ = ["Connector", "Host"]
 
@@ -30,6 +32,9 @@ class Host(Protocol):
         """A doctor asks what this host is. Who serves an application does not say."""
         words = "an application listens here, and no doctor."
         channel.send(encode(Reject(question.id, "question", 0, words)))
+
+    def resumed(self, connector: Connector, conversation: Conversation) -> None:
+        """It has dialled again, for a connection that stands."""
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed."""
@@ -66,10 +71,29 @@ class Connector:
                 current.over(PeerClosed("the peer began anew."))
             self._next = message
             self.go_on()
+        elif isinstance(message, Resume) and current is None:
+            self._resume(message)
         elif isinstance(message, Question) and current is None:
             self._host.questioned(self.channel, message)
         elif message is not None and current is not None:
             current.hear(message)
+
+    def _resume(self, message: Resume) -> None:
+        """It says that this is another side channel of a connection: only its two ends know the token."""
+        conversation = standing.get(message.token)
+        if (
+            not isinstance(conversation, Conversation)
+            or (conversation.id, conversation.user) != (message.id, self.channel.user)
+            or conversation.left is not None
+            or conversation.liveness is None
+        ):
+            self.channel.send(encode(Reject(message.id, "resume", 0, "it is not known here.")))
+            self.channel.charge(FAILED_COST)
+            return
+        self.channel.lower(SMALL_FRAME)
+        self._host.resumed(self, conversation)
+        conversation.liveness.resume(self.channel)
+        self.channel.send(encode(Beat(conversation.id)))
 
     def go_on(self) -> None:
         """Begin with what it asks for, unless what came before it is under way."""
@@ -89,7 +113,7 @@ class Connector:
 
     def over(self, error: RdmaConnectError) -> None:
         if self.conversation is not None:
-            self.conversation.over(error)
+            self.conversation.broke(error)
         self._host.gone(self, error)
 
     def tick(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from ..errors import RdmaConnectError
 
@@ -35,6 +36,11 @@ class InVain:
             self._strange += 1
             self._strangers.append(words)
 
+    @property
+    def failures(self) -> bool:
+        """Whether there is one that :meth:`next_failure` would give."""
+        return bool(self._failures)
+
     def next_failure(self) -> RdmaConnectError:
         """The oldest failure, which is forgotten then.
 
@@ -43,6 +49,19 @@ class InVain:
         """
         with self._lock:
             return self._failures.popleft()[1]
+
+    def explain(self, under_way: Sequence[str]) -> str:
+        """Whom an accept in vain, and nobody before it, has seen, in words; "" if nobody.
+
+        Args:
+            under_way: in words, those who have not come to an end yet.
+        """
+        failures, strangers = self.seen()
+        if failures:
+            return f"Failed with {'; '.join(failures)}"
+        if under_way:
+            return f"Not finished with {', '.join(under_way)}"
+        return f"Of those who connected none asked for a connection: {'; '.join(strangers)}" if strangers else ""
 
     def seen(self) -> tuple[list[str], list[str]]:
         """In words, the last of those that failed and of the strangers, and none of those that were named before."""

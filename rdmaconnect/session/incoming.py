@@ -10,21 +10,34 @@ from typing import Protocol
 from ..agreement.candidates import narrow
 from ..agreement.endpoint import PortAddress
 from ..agreement.path import Path, agree, make_paths
-from ..errors import ConnectTimeout, DeviceError, ModifyError, PeerMismatch, RdmaConnectError, StateError
+from ..errors import (
+    ConnectTimeout,
+    DeviceError,
+    ModifyError,
+    PeerMismatch,
+    PeerRejected,
+    RdmaConnectError,
+    StateError,
+    say_more,
+)
 from ..exchange import service
 from ..exchange.channel import Channel
 from ..objects.address import AddressHandle
+from ..protocol.codec import MAX_PORTS
 from ..protocol.handshake import State
 from ..protocol.messages import Hello, Reply
 from ..runtime.deadline import Deadline
 from ..runtime.peer_log import log
 from ..runtime.workers import Workers
+from .bare_end import make_end
 from .conversation import BEAT_MS, Conversation
 from .end import End, Established
+from .ports import LeftOut, ports_anew, wanted_port
 from .prepared import Prepared, bring_up, close_handles
-from .probe import Prober, abandon
+from .probe import Prober, abandon, path_failed
+from .renewing import all_stand
+from .steps import step_to_rts
 from .terms import Terms
-from .transceiver import step_to_rts
 
 __all__ = ["HALF_OPEN_EACH_S", "HALF_OPEN_S", "Incoming", "Listening"]
 
@@ -57,6 +70,9 @@ class Listening(Protocol):
     def proven(self, incoming: Incoming, again: End | None) -> None:
         """It stands."""
 
+    def judged(self, incoming: Incoming, error: RdmaConnectError) -> RdmaConnectError:
+        """What its peer is told of an error: that it may ask again, where others will give back what lacks."""
+
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         """Nothing came of it; it has told its peer, and freed everything."""
 
@@ -74,6 +90,7 @@ class Incoming:
     Attributes:
         prepared: the queue pairs, once there are any.
         ports: what the peer may choose from.
+        left_out: devices that could not be looked at.
         made: the connections, once it has joined.
         token: by which its peer may take their place later.
     """
@@ -84,6 +101,7 @@ class Incoming:
         self._age = Deadline(None)
         self.prepared: Prepared | None = None
         self.ports: tuple[PortAddress, ...] = ()
+        self.left_out: tuple[LeftOut, ...] = ()
         self.made: list[End] = []
         self.token = os.urandom(16)
         self._answered = False
@@ -95,7 +113,7 @@ class Incoming:
         self._stopped: RdmaConnectError | None = None
         self._lock = threading.Lock()
         self._running = self._wanted = self._over = False
-        self._watched = -1
+        self._watching, self._watched = False, -1
         self._looked = Deadline(None)
 
     @property
@@ -126,7 +144,7 @@ class Incoming:
             if self._running:
                 return
             self._running = True
-        self.listening.workers.submit(self._run)
+        self.listening.workers.start(self._run)
 
     def stop(self, error: RdmaConnectError) -> None:
         """Give it up: at once, or when what blocks it now comes back. Never blocks."""
@@ -170,6 +188,7 @@ class Incoming:
                     self._running = False
                     break
         if self._prober is not None:
+            self._watching = True
             service.soon(self._watch)
 
     def _step(self) -> bool:
@@ -207,29 +226,37 @@ class Incoming:
         if prepared is None:
             prepared = self.listening.prepare(self)
         else:
-            self.ports = (prepared.address,)
+            self._renew(prepared)
         prepared.lend()
         self.prepared = prepared
         trace.mark("prepared", "%s, INIT, receives posted", prepared.ends[0])
         self.answer(prepared, terms)
+
+    def _renew(self, prepared: Prepared) -> None:
+        """To be connected anew: over the port that it is on, or another where the peer wants that or it is gone."""
+        host, local = self.channel.address or None, self.channel.local
+        choice = ports_anew(prepared.port, self.listening.terms.options, host, local)
+        prepared.renew(wanted_port(choice.ports, self.hello.target).port_num)
+        self.ports = choice.addresses[:MAX_PORTS] or (prepared.address,)
 
     def answer(self, prepared: Prepared, terms: Terms) -> None:
         """Agree, go to RTR with the connector's values, reply. Blocks."""
         hello, trace = self.hello, self.conversation.trace
         theirs, ours = hello.ends[0], prepared.ends[0]
         if hello.target is not None:
-            there = narrow(theirs.port, hello.target.connector_gid)
-            here = narrow(ours.port, hello.target.listener_gid)
-            agreement = agree(theirs.at(there), ours.at(here), hello.wish)
-        else:
-            agreement = agree(theirs, ours, hello.wish)
+            theirs = theirs.at(narrow(theirs.port, hello.target.connector_gid))
+            ours = ours.at(narrow(ours.port, hello.target.listener_gid))
+        exchange = self.channel.address, self.channel.local
+        agreement = agree(theirs, ours, hello.wish, exchange, prepared.wish(terms.options))
+        self.conversation.proves = agreement.probe
         self._paths = make_paths(prepared.ends, hello.ends, agreement, terms.options, connector=False)
         trace.mark("path", "%s", "; ".join(self._paths[0].why))
         self._handles = bring_up(prepared, self._paths, rts=False, go_on=self.check_wanted)
         trace.mark("reply", "sent, RTR")
+        stages = () if agreement.probe else trace.stages()  # a proof, which follows, tells them all
         reply = Reply(
-            hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, trace.stages(),
-            self.token, BEAT_MS,
+            hello.id, prepared.ends, agreement, prepared.offered(), terms.private_data, self.ports, stages, self.token,
+            BEAT_MS,
         )  # fmt: skip
         self.conversation.say(reply)
         self._answered_after_s = self._age.waited_s
@@ -249,8 +276,9 @@ class Incoming:
         trace, hello = self.conversation.trace, self.hello
         trace.mark("ready", "from %s", self.channel.address)
         rts = step_to_rts(self._paths[0], self.prepared.qp_type)
-        for transceiver, path in zip(self.prepared.transceivers, self._paths, strict=True):
-            transceiver.to_rts(path, rts)
+        ready = zip(self.prepared.transceivers, self._paths, rts.structs(self._paths), strict=True)
+        for transceiver, path, struct in ready:
+            transceiver.to_rts(path, rts, struct)
         all_established = [
             Established(end, path, self.conversation, hello.regions, hello.private_data, ah, self.token)
             for end, path, ah in zip(hello.ends, self._paths, self._handles, strict=True)
@@ -261,10 +289,10 @@ class Incoming:
             self.made = [self._again]
         else:
             for transceiver, established in zip(self.prepared.transceivers, all_established, strict=True):
-                self.made.append(End(self.prepared, transceiver, established))
+                self.made.append(make_end(self.prepared, transceiver, established))
         trace.mark("joined", "RTS")
-        self.conversation.say_joined()
-        if hello.wish.probe:
+        if self.conversation.proves:
+            self.conversation.say_joined()
             self._prober = Prober(self.made, Deadline(PATIENCE_MAX_S, ConnectTimeout))
 
     def _proven(self) -> bool:
@@ -283,15 +311,18 @@ class Incoming:
         prober, self._prober = self._prober, None
         if prober is not None:
             prober.close()
-        service.soon(self._unwatch)
+        if self._watching:
+            service.soon(self._unwatch)
 
     def _stand(self) -> None:
         assert self.prepared is not None
         with self._lock:
             self._over = True
         self.conversation.on_change = None
-        for connection in self.made:
-            connection.connect_s = self._age.waited_s
+        connect_s = self._age.waited_s
+        for end in self.made:
+            end.connect_s = connect_s
+        all_stand(self.made)
         self.prepared.close()
         self.conversation.trace.mark("connected", "%d", len(self.made))
         self.listening.proven(self, self._again)
@@ -303,18 +334,21 @@ class Incoming:
                 return
             self._over = True
         self.conversation.on_change = None
+        error = self.listening.judged(self, error)
         try:
             self._stop_proving()
+            helps = isinstance(error, ModifyError | DeviceError) or path_failed(error)
+            helps = helps or (isinstance(error, PeerMismatch) and error.ports is None)
+            if self.left_out and (helps or isinstance(error, PeerRejected)):
+                say_more(error, f"Left out: {' '.join(map(str, self.left_out))}")
             if self.made:
-                abandon(self.made, error, again=self._again is not None)
+                abandon(self.made, error, again=self._again is not None, ports=self.ports)
             else:
-                helps = isinstance(error, PeerMismatch | ModifyError | DeviceError)
                 reject = self.conversation.reject_of(error, ports=self.ports if helps else ())
                 self.conversation.give_up(reject)
             if self._again is not None:
                 with contextlib.suppress(RdmaConnectError):  # it was closed meanwhile
-                    self._again.part()
-                    self._again.transceiver.restart()
+                    self._again.part(self.conversation.id)
             close_handles(self._handles)
             if self.prepared is not None:
                 self.prepared.close()

@@ -2,115 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import TypeVar
 
-from ..errors import StateError
-from ..exchange.url import tcp_url
-from ..runtime.procedure import Call, Procedure, arun, call_apart, run_apart
+from ..abi import QpType
+from ..exchange.url import is_rdma, tcp_url
+from ..runtime.procedure import Call, Procedure, call_apart, run_apart
 from ..verbs import library
 from .admission import MAX_HALF_OPEN, MAX_QPS
-from .async_connection import AsyncConnection
-from .connection import Connection
+from .listener import AsyncListener, Listener
 from .listening import BaseListener
 from .ports import rank_ports
-from .terms import CONNECTABLE, ListenOptions, Unpack, make_terms, parse_qp_types
+from .terms import CONNECTABLE, ListenOptions, Terms, Unpack, check_alone, make_terms, parse_qp_types
 
-__all__ = ["AsyncListener", "Listener", "alisten", "listen"]
-
-
-class Listener(BaseListener):
-    """Takes connections on one address. Made by :func:`listen`; a context manager.
-
-    ``for conn in listener`` gives its connections as they come, for as long as the listener is open.
-
-    Attributes:
-        url: the address bound, with the real port.
-    """
-
-    def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> Connection:
-        """The next connection; those that were made together come one after the other.
-
-        Args:
-            deadline_s: seconds, or None to wait for ever.
-            tolerant: whether a peer with whom it fails is logged as a warning and passed over; if not,
-                its error is raised.
-
-        Returns:
-            The connection, its queue pair in RTS and its data path proven.
-
-        Raises:
-            ConnectTimeout: nobody came in time; names those with whom it failed.
-            StateError: the listener is closed.
-            RdmaConnectError: with ``tolerant=False``, whatever went wrong with the first peer.
-        """
-        return Connection(run_apart(self._accept(deadline_s, tolerant), self._put_back))
-
-    def close(self) -> None:
-        """Stop listening; connections that were accepted live on. Twice is fine."""
-        run_apart(self._closing())
-
-    def __iter__(self) -> Iterator[Connection]:
-        while not self._closed:
-            try:
-                connection = self.accept(deadline_s=None)
-            except StateError:
-                if self._closed:  # while it waited
-                    return
-                raise
-            yield connection
-
-    def __enter__(self) -> Listener:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+__all__ = ["AsyncListener", "AsyncTcpListener", "Listener", "TcpListener", "alisten", "listen"]
 
 
-class AsyncListener(BaseListener):
-    """The same as :class:`Listener` for asyncio. Made by :func:`alisten`; ``async for`` gives its connections."""
-
-    async def accept(self, *, deadline_s: float | None = 30, tolerant: bool = True) -> AsyncConnection:
-        """See :meth:`Listener.accept`."""
-        return AsyncConnection(await arun(self._accept(deadline_s, tolerant)))
-
-    async def close(self) -> None:
-        """See :meth:`Listener.close`."""
-        await arun(self._closing())
-
-    async def __aiter__(self) -> AsyncIterator[AsyncConnection]:
-        while not self._closed:
-            try:
-                connection = await self.accept(deadline_s=None)
-            except StateError:
-                if self._closed:  # while it waited
-                    return
-                raise
-            yield connection
-
-    async def __aenter__(self) -> AsyncListener:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+class TcpListener(BaseListener, Listener):
+    """A :class:`Listener` whose exchange goes over TCP."""
 
 
-L = TypeVar("L", Listener, AsyncListener)
+class AsyncTcpListener(BaseListener, AsyncListener):
+    """An :class:`AsyncListener` whose exchange goes over TCP."""
 
 
-def _open(kind: type[L], address: str, options: ListenOptions) -> L:
+def _open(address: str, options: ListenOptions) -> Listener:
+    terms, room = _terms(options)
+    if is_rdma(address):
+        from .cm_listen import CmListener  # what most programs never load
+
+        return CmListener(address, terms, options)
+    return TcpListener(*_over_tcp(address, terms, options), *room)
+
+
+def _open_async(address: str, options: ListenOptions) -> AsyncListener:
+    terms, room = _terms(options)
+    if is_rdma(address):
+        from .cm_listen import AsyncCmListener
+
+        return AsyncCmListener(address, terms, options)
+    return AsyncTcpListener(*_over_tcp(address, terms, options), *room)
+
+
+def _terms(options: ListenOptions) -> tuple[Terms, tuple[int, int]]:
     terms = make_terms(options, ListenOptions, listens=True)
+    return terms, (options.get("max_half_open", MAX_HALF_OPEN), options.get("max_qps", MAX_QPS))
+
+
+def _over_tcp(address: str, terms: Terms, options: ListenOptions) -> tuple[str, Terms, list[QpType], bool]:
+    if options.get("share_ud"):
+        check_alone(terms, "share_ud, whose peers share a queue pair")
     types = parse_qp_types(options.get("qp_types", CONNECTABLE))
+    if terms.own is not None and terms.own.qp_type is not None:
+        types = [kind for kind in types if kind == terms.own.qp_type]
+        if not types:
+            raise ValueError(f"qp is of type {terms.own.qp_type}, which is not among qp_types")
     url = tcp_url(address, bind=True)
     rank_ports(terms.options)  # better now than when the first connector asks
-    room = options.get("max_half_open", MAX_HALF_OPEN), options.get("max_qps", MAX_QPS)
-    return kind(url, terms, types, options.get("share_ud", False), *room)
+    return url, terms, types, options.get("share_ud", False)
 
 
 def _call(function: Callable[[], Listener]) -> Procedure[Listener]:
@@ -125,8 +74,9 @@ def listen(address: str = "*", **options: Unpack[ListenOptions]) -> Listener:
     in a backlog.
 
     Args:
-        address: ``"*"`` for all addresses, ``"host"``, ``"host:port"`` or a ``tcp://`` url. The port
-            defaults to 18515; 0 takes a free one, see ``Listener.url``.
+        address: ``"*"`` for all addresses, ``"host"``, ``"host:port"`` or a ``tcp://`` url; or an ``rdma://`` url, to
+            take connections by rdma_cm, which other programs speak too. The port defaults to 18515; 0 takes a free one,
+            see ``Listener.url``.
         **options: see :class:`ListenOptions`; ``device``, ``gid_index``, ``recv_size`` and all else that is of the
             queue pairs and their port, see :class:`Options`.
 
@@ -139,9 +89,9 @@ def listen(address: str = "*", **options: Unpack[ListenOptions]) -> Listener:
         DeviceError, LibraryError, VerbsError: this host has no usable RDMA device.
     """
     library()
-    return run_apart(_call(partial(_open, Listener, address, options)), Listener._close)
+    return run_apart(_call(partial(_open, address, options)), Listener.close)
 
 
 async def alisten(address: str = "*", **options: Unpack[ListenOptions]) -> AsyncListener:
     """The same as :func:`listen` for asyncio; gives an :class:`AsyncListener`."""
-    return await call_apart(partial(_open, AsyncListener, address, options))
+    return await call_apart(partial(_open_async, address, options))

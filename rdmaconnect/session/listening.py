@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 
 from ..abi import QpType
-from ..errors import ConnectTimeout, DeviceError, PeerMismatch, RdmaConnectError, StateError
+from ..errors import ConnectTimeout, PeerMismatch, RdmaConnectError, StateError, VerbsError
 from ..exchange import service
 from ..exchange.acceptor import Acceptor, descriptors_are_scarce
 from ..exchange.channel import SMALL_FRAME, Channel
 from ..exchange.url import loopback_of
-from ..objects.context import Port, open_device
 from ..protocol.codec import MAX_FRAME, MAX_PORTS, encode
 from ..protocol.handshake import Handshake, Role, State
 from ..protocol.messages import Hello, Reject
 from ..runtime.deadline import Deadline
 from ..runtime.peer_log import log
 from ..runtime.procedure import Call, Procedure, Wait
-from ..runtime.wakeup import Signal
 from ..runtime.workers import here
-from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, Busy, Room
+from .admission import AGAIN_MS, FAILED_COST, LARGE, MAX_HALF_OPEN, MAX_QPS, SILENT_S, Busy, Room
+from .backlog import Backlog
 from .connector import Connector, Host
 from .conversation import Conversation
 from .end import End
-from .in_vain import InVain
 from .incoming import LOOK_S, PATIENCE_MAX_S, Incoming
-from .ports import Choice, choose_ports
+from .places import Places
+from .ports import Choice, choose_ports, wanted_port
 from .prepared import Prepared
 from .terms import Terms
 from .trace import Trace
+from .watch import attend
 
 __all__ = ["BaseListener"]
 
-#: where there is no room left, a connector without beats that says nothing for so long, seconds, loses its place
-SILENT_S = 6.0
 
-
-class BaseListener(Host):
-    """What both listeners are: connectors come in, and are taken as far as they get."""
+class BaseListener(Backlog, Host):
+    """A backlog that connectors fill over TCP: they come in, and are taken as far as they get."""
 
     def __init__(
         self,
@@ -56,22 +52,17 @@ class BaseListener(Host):
         max_half_open: int = MAX_HALF_OPEN,
         max_qps: int = MAX_QPS,
     ) -> None:
+        super().__init__()
         self.terms, self._qp_types, self._share_ud = terms, tuple(qp_types), share_ud
         self._room = Room(max_half_open, max_qps)
         self.workers = here()
-        self._pid = os.getpid()
-        self._changed = Signal()
-        self._lock = threading.RLock()
-        #: those that are half open, with what they cost; and, in order, those that nobody has accepted yet
+        #: those that are half open, with what they cost
         self._incoming: dict[Incoming, int] = {}
-        self._ready: deque[End] = deque()
-        self._in_vain = InVain()
-        self._live: weakref.WeakValueDictionary[bytes, End] = weakref.WeakValueDictionary()
-        #: connections whose reconnect waits here -> what is to take their place, once it has come
-        self._awaited: dict[End, Incoming | None] = {}
+        self._places = Places()
+        self._stood: weakref.WeakValueDictionary[bytes, Conversation] = weakref.WeakValueDictionary()
         self._shared: Prepared | None = None
         self._sharing, self._large = threading.Lock(), threading.Lock()
-        self._looking = self._closed = False
+        self._looking = False
         self._acceptor = Acceptor(url, partial(Connector, self), MAX_FRAME, terms.keys)
         self.url = self._acceptor.url
         self._local = loopback_of(self._acceptor.host)
@@ -81,16 +72,6 @@ class BaseListener(Host):
                 "Give secret= (or RDMACONNECT_SECRET), or key= and peer_keys=.", self.url,
             )  # fmt: skip
         self._acceptor.start()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
-    @property
-    def port(self) -> int:
-        """The TCP port that is listened on."""
-        return int(self.url.rpartition(":")[2])
 
     # ---- in the service thread: who comes, and whether there is room
 
@@ -143,6 +124,11 @@ class BaseListener(Host):
         late = [one for one in answered if one.age_s > PATIENCE_MAX_S]
         return [one for one in silent if not one.channel.unread()] + late
 
+    def resumed(self, connector: Connector, conversation: Conversation) -> None:
+        """A connection that stands has another side channel."""
+        self._acceptor.know(connector.channel)
+        self._stood[conversation.id] = conversation
+
     def gone(self, connector: Connector, error: RdmaConnectError) -> None:
         """A connector's channel has ended."""
         self._acceptor.know(connector.channel)
@@ -168,23 +154,10 @@ class BaseListener(Host):
     # ---- in worker threads: what an incoming connection asks
 
     def held(self, incoming: Incoming) -> End | None:
-        """The connection whose place it is to take, if it is held here and its peer is the same."""
-        prev = incoming.hello.prev
-        with self._lock:
-            held = None if prev is None else self._live.get(prev)
-        if held is None or held.closed:
-            return None
-        if held.conversation.channel is not None and held.conversation.channel.user != incoming.channel.user:
-            raise StateError("take the place of a connection: it belongs to a peer with another key.")
-        return held
+        return self._places.held(incoming)
 
     def claim(self, connection: End, incoming: Incoming) -> bool:
-        """Have it take the place of a connection, if somebody waits in its reconnect and no other has come before."""
-        with self._lock:
-            if self._awaited.get(connection, incoming) not in (None, incoming) or connection not in self._awaited:
-                return False
-            self._awaited[connection] = incoming
-            return True
+        return self._places.claim(connection, incoming)
 
     def prepare(self, incoming: Incoming) -> Prepared:
         """Queue pairs for it. Blocks."""
@@ -192,61 +165,63 @@ class BaseListener(Host):
         theirs = hello.ends[0]
         if theirs.qp_type not in self._qp_types:
             words = ", ".join(map(str, self._qp_types))
-            raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"])
+            raise PeerMismatch([f"qp_type: connector {theirs.qp_type}, this listener takes {words}"], ())
         if hello.meet:
             raise StateError("this side listens, it does not meet(): call connect().")
-        ports, incoming.ports, _ = self._choice(incoming.channel)
-        port = ports[0]
-        if hello.target is not None:
-            wanted = (hello.target.device, hello.target.port_num)
-            named = [port for port in ports if (port.device, port.port_num) == wanted]
-            if not named:
-                raise DeviceError(f"use {wanted[0]} port {wanted[1]}, which the peer wants: it cannot be used here.")
-            port = named[0]
+        ports, incoming.ports, _, incoming.left_out = self._choice(incoming.channel)
+        port = wanted_port(ports, hello.target)
         incoming.conversation.trace.mark("port", "%s for %s", port, incoming.channel.address)
-        terms = self.terms
-        make = partial(Prepared, port=port, qp_type=theirs.qp_type, options=terms.options, regions=terms.regions)
+        make = partial(Prepared.on, port, theirs.qp_type, self.terms, len(hello.ends))
         if self._share_ud and theirs.qp_type is QpType.UD:
-            return self._prepare_shared(make, port, len(hello.ends))
+            return self._prepare_shared(make)
         if len(hello.ends) <= LARGE:
-            return make(open_device(port.device), count=len(hello.ends))
+            return make()
         with self._large:
             incoming.check_wanted()
-            return make(open_device(port.device), count=len(hello.ends))
+            return make()
 
-    def _prepare_shared(self, make: partial[Prepared], port: Port, count: int) -> Prepared:
+    def _prepare_shared(self, make: Callable[[], Prepared]) -> Prepared:
         with self._sharing:
             if self._shared is None or self._shared.engine.closed:
-                self._shared = make(open_device(port.device), count=count)
+                self._shared = make()
                 self._shared.lend()
             return self._shared
 
     def _choice(self, channel: Channel) -> Choice:
         """Its ports toward a peer, no more than can be told."""
-        ports, addresses, certain = choose_ports(self.terms.options, channel.address or None)
+        ports, addresses, certain, left_out = choose_ports(self.terms.options, channel.address or None, channel.local)
         # a GID index that was asked for means one port's: nothing else is meant
         most = MAX_PORTS if self.terms.options.gid_index is None else 1
-        return Choice(ports[:most], addresses[:most], certain)
+        return Choice(ports[:most], addresses[:most], certain, left_out)
 
     def proven(self, incoming: Incoming, again: End | None) -> None:
         """It stands: it is the next for accept, or for who waits in reconnect."""
         made = incoming.made
         with self._lock:
             self._incoming.pop(incoming, None)
-            for token in [token for token, connection in self._live.items() if connection in made]:
-                del self._live[token]  # a hello of an earlier generation finds nobody
             if len(made) == 1 and not self._share_ud:
-                self._live[incoming.token] = made[0]
+                self._places.stands(made[0], incoming)
                 made[0].again = self._await_again
+                if self.terms.reconnect_s and again is None:
+                    made[0].renew_for(self.terms.reconnect_s, self.workers)
             closed = self._closed and again is None
-            if again is not None:
-                self._awaited.pop(again, None)
-            elif not closed:
+            incoming.conversation.stand(made, incoming.token, deaf=self._closed)
+            self._stood[incoming.conversation.id] = incoming.conversation
+            if again is None and not closed:
                 self._ready.extend(made)
         self._changed.notify()
+        attend(made)
         if closed:
             for connection in made:
                 connection.close()
+
+    def judged(self, incoming: Incoming, error: RdmaConnectError) -> RdmaConnectError:
+        """What its peer is told of an error: that it may ask again, where others will give back what lacks."""
+        if not isinstance(error, VerbsError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            return error
+        with self._lock:
+            others = len(self._incoming) + len(self._ready) > 1
+        return Busy(str(error)) if others else error
 
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         """Nothing came of it: the connector may ask again, on the same channel."""
@@ -255,8 +230,8 @@ class BaseListener(Host):
         with self._lock:
             self._incoming.pop(incoming, None)
             closed = self._closed
-            if again is not None and self._awaited.get(again) is incoming:
-                self._awaited[again] = None
+        if again is not None:
+            self._places.unclaim(again, incoming)
         self._changed.notify()
         self._wake_all()
         if closed:
@@ -273,94 +248,49 @@ class BaseListener(Host):
 
     def note(self, channel: Channel, error: RdmaConnectError) -> None:
         """It failed with a peer."""
-        address = channel.address or "a peer"
-        log.warning("accept on %s: %s: %s", self.url, address, error)
-        self._in_vain.failed(f"{address}: {error}", error)
+        words = f"{channel.address or 'a peer'}: {error}"
+        log.warning("accept on %s: %s", self.url, words)
+        self._in_vain.failed(words, error)
         self._changed.notify()
 
     def _wake_all(self) -> None:
         """One more may have its turn."""
         with self._lock:
-            waiting = list(self._incoming) if self._awaited else []
+            waiting = list(self._incoming) if self._places.awaited else []
         for incoming in waiting:
             incoming.wake()
 
     # ---- procedures
 
-    def _check_open(self) -> None:
-        if self._pid != os.getpid():
-            raise StateError(f"the listener on {self.url} belongs to the process that forked this one: listen anew.")
-        if self._closed:
-            raise StateError(f"the listener on {self.url} is closed.")
-
-    def _accept(self, deadline_s: float | None, tolerant: bool) -> Procedure[End]:
-        deadline = Deadline(deadline_s, ConnectTimeout)
-        while True:
-            seen = self._changed.count
-            self._check_open()
-            if not tolerant:
-                with contextlib.suppress(IndexError):
-                    raise self._in_vain.next_failure()
-            with contextlib.suppress(IndexError):  # nobody, or another thread was faster
-                return self._ready.popleft()
-            if deadline.left_s <= 0:
-                raise deadline.exceeded(f"accept on {self.url}", self._seen())
-            yield Wait(deadline, changes=((self._changed, seen),))
-
-    def _put_back(self, connection: End) -> None:
-        """An accept was interrupted with a connection in its hand: it is the next one's."""
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                self._ready.appendleft(connection)
-        if closed:
-            connection.close()
-        self._changed.notify()
-
     def _seen(self) -> str:
         """Whom an accept in vain, and nobody before it, has seen."""
-        failures, strangers = self._in_vain.seen()
         with self._lock:
             incoming = list(self._incoming)
-        if failures:
-            return f"Failed with {'; '.join(failures)}"
-        if incoming:
-            return f"Not finished with {', '.join(one.explain() for one in incoming[-3:])}"
-        if strangers:
-            return f"Of those who connected none asked for a connection: {'; '.join(strangers)}"
-        return (
-            f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else "nobody asked"
-        )
+        here = f"nobody asked: {self._local} is loopback, which only this host reaches." if self._local else ""
+        return self._in_vain.explain([one.explain() for one in incoming[-3:]]) or here or "nobody asked"
 
     def _await_again(self, connection: End, deadline_s: float | None) -> Procedure[None]:
         """Reconnect, on the side that listens: wait for the peer's new hello."""
         deadline = Deadline(deadline_s, ConnectTimeout)
         if self._closed or self._pid != os.getpid():
             raise StateError(f"reconnect: the listener on {self.url} is closed. Listen and accept anew.")
-        connection.part()
-        yield Call(connection.transceiver.restart)
-        with self._lock:
-            self._awaited[connection] = None
+        yield Call(connection.part)
+        self._places.expect(connection)
         self._wake_all()
         try:
             while True:
                 seen = self._changed.count
-                with self._lock:
-                    if connection not in self._awaited:
-                        return
+                if connection not in self._places.awaited:
+                    return
                 if self._closed:
                     raise StateError(f"reconnect: the listener on {self.url} was closed.")
                 connection.check_open()
                 deadline.check(f"reconnect on {self.url}", "The peer did not connect anew.")
                 yield Wait(deadline, changes=((self._changed, seen),))
         finally:
-            with self._lock:
-                claimant = self._awaited.pop(connection, None)
+            claimant = self._places.forget(connection)
             if claimant is not None:
                 claimant.stop(StateError("reconnect: this side gave up."))
-
-    def _closing(self) -> Procedure[None]:
-        yield Call(self._close)
 
     def _close(self) -> None:
         with self._lock:
@@ -375,11 +305,11 @@ class BaseListener(Host):
         for one in incoming:
             one.stop(StateError("the listener was closed."))
         self._changed.notify()
+        for reference in self._stood.valuerefs():  # more may come meanwhile
+            if (conversation := reference()) is not None:
+                conversation.unlist()
         with ExitStack() as closing:  # all of them, though one may fail
             if self._shared is not None:
                 closing.callback(self._shared.close)
             for connection in ready:
                 closing.callback(connection.close)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.url}{' closed' if self._closed else ''}>"

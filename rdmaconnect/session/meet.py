@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from ..agreement.path import Wish
 from ..errors import ConnectTimeout, PeerClosed, RdmaConnectError, StateError
 from ..exchange.acceptor import Acceptor
 from ..exchange.channel import Channel
 from ..exchange.url import tcp_url
-from ..objects.context import open_device
 from ..protocol.codec import MAX_FRAME, decode
 from ..protocol.handshake import Handshake, Role, State, counts
 from ..protocol.messages import Hello
@@ -21,6 +19,7 @@ from ..runtime.wakeup import Signal
 from ..runtime.workers import here
 from ..verbs import library
 from .async_connection import AsyncConnection
+from .bare_end import make_end
 from .connect import find_ports, look_up, patience_ms, prepare, raise_ends
 from .connection import Connection
 from .conversation import BEAT_MS, Conversation
@@ -29,8 +28,9 @@ from .incoming import LOOK_S, Incoming
 from .outgoing import Outgoing
 from .prepared import Prepared
 from .probe import prove
-from .terms import ConnectOptions, Terms, Unpack, make_deadline, make_terms
+from .terms import ConnectOptions, Terms, Unpack, check_alone, make_deadline, make_terms
 from .trace import Trace
+from .watch import attend
 
 __all__ = ["ameet", "meet"]
 
@@ -67,7 +67,9 @@ async def ameet(local: str, peer: str, **options: Unpack[ConnectOptions]) -> Asy
 
 def _terms(options: ConnectOptions) -> tuple[Terms, Terms]:
     """What is asked for as the caller, and as the one who is called: they differ in their keys."""
-    return make_terms(options), make_terms(options, listens=True)
+    calling = make_terms(options)
+    check_alone(calling, "meet, whose two sides are alike")
+    return calling, make_terms(options, listens=True)
 
 
 def _procedure(local: str, peer: str, calling: Terms, called: Terms, deadline: Deadline) -> Procedure[End]:
@@ -77,12 +79,11 @@ def _procedure(local: str, peer: str, calling: Terms, called: Terms, deadline: D
     try:
         outgoing = Outgoing(url, (yield from look_up(url, deadline)), calling.keys)
         meeting.expect(outgoing)
-        ports = yield from find_ports(calling, outgoing.address, deadline)
-        trace.mark("port", "%s for %s", ports[0], url)
+        port = (yield from find_ports(calling, outgoing.address, deadline)).ports[0]
+        trace.mark("port", "%s for %s", port, url)
 
         def make() -> Prepared:
-            context = open_device(ports[0].device)
-            return Prepared(context, ports[0], calling.qp_type, calling.options, calling.regions)
+            return Prepared.on(port, calling.qp_type, calling)
 
         prepared = yield prepare(make, deadline)
         prepared.lend()
@@ -123,7 +124,7 @@ class _Caller:
 
     def over(self, error: RdmaConnectError) -> None:
         if self.conversation is not None:
-            self.conversation.over(error)
+            self.conversation.broke(error)
 
     def tick(self) -> None:
         if self.conversation is not None:
@@ -229,10 +230,15 @@ class _Meeting:
             closed = self._closed
             if not closed:
                 self._stands += incoming.made
+                incoming.conversation.stand(incoming.made, incoming.token, deaf=True)
+                attend(incoming.made)
         self._changed.notify()
         if closed:
             for connection in incoming.made:
                 connection.close()
+
+    def judged(self, incoming: Incoming, error: RdmaConnectError) -> RdmaConnectError:
+        return error  # there are no others
 
     def failed(self, incoming: Incoming, error: RdmaConnectError, again: End | None) -> None:
         log.warning("meet on %s: %s: %s", self._acceptor.url, incoming.channel.address, error)
@@ -252,8 +258,8 @@ class _Meeting:
 
         def hello(ident: bytes) -> Hello:
             return Hello(
-                ident, prepared.ends, Wish.of(calling.options), prepared.offered(), calling.private_data, meet=True,
-                beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
+                ident, prepared.ends, prepared.wish(calling.options), prepared.offered(), calling.private_data,
+                meet=True, beat_ms=BEAT_MS, patience_ms=patience_ms(deadline),
             )  # fmt: skip
 
         while True:
@@ -311,9 +317,11 @@ class _Meeting:
     ) -> Procedure[End]:
         """On the peer's reply: this side's call is the one that counts."""
         all_established = yield from raise_ends(conversation, prepared, calling, deadline)
-        connection = End(prepared, prepared.transceivers[0], all_established[0])
+        connection = make_end(prepared, prepared.transceivers[0], all_established[0])
         self._outgoing = None  # its channel is the connection's now
-        yield from prove([connection], calling, deadline)
+        yield from prove([connection], deadline)
+        conversation.stand([connection], connection.token, deaf=True)
+        attend([connection])
         conversation.trace.mark("connected", "in %.1f ms", deadline.waited_s * 1000)
         return connection
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from ..agreement.candidates import Addresses
 from ..errors import AuthenticationError, PeerClosed, PeerRejected, RdmaConnectError
 from ..exchange.channel import Channel
 from ..exchange.curve import Keys
@@ -14,11 +16,13 @@ from ..exchange.dial import Dial
 from ..exchange.url import Address
 from ..protocol.codec import MAX_FRAME
 from ..protocol.handshake import Handshake, Role, State
-from ..protocol.messages import Hello, Question
+from ..protocol.messages import Hello, Question, Resume
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Errand, Procedure, Wait
 from ..runtime.wakeup import Signal
+from ..runtime.workers import here, namespace
 from .conversation import Conversation
+from .redial import Dialler, Redial
 from .trace import Trace
 
 __all__ = ["Outgoing"]
@@ -33,6 +37,37 @@ Asks = Callable[[bytes], Hello | Question]
 _REPLIED = (State.AGREED, State.TOLD)
 
 
+class _Receiver:
+    """Who is told what comes on one channel: the end of an earlier one, told late, is nothing to a later one.
+
+    Attributes:
+        conversation: what is said on it now.
+        ended: why nothing more comes, if so.
+    """
+
+    def __init__(self) -> None:
+        self.conversation: Conversation | None = None
+        self.ended: RdmaConnectError | None = None
+
+    # ---- in the service thread
+
+    def took(self, frame: bytes) -> None:
+        """A frame has come."""
+        if self.conversation is not None:
+            self.conversation.took(frame)
+
+    def over(self, error: RdmaConnectError) -> None:
+        """The channel has ended."""
+        self.ended = error
+        if self.conversation is not None:
+            self.conversation.broke(error)
+
+    def tick(self) -> None:
+        """A second has passed."""
+        if self.conversation is not None:
+            self.conversation.tick()
+
+
 class Outgoing:
     """The exchange with one listener.
 
@@ -45,10 +80,11 @@ class Outgoing:
     def __init__(self, url: str, addresses: Sequence[Address], keys: Keys | None) -> None:
         self.url, self.addresses = url, addresses
         self._keys = keys
-        #: the last one, and why it has ended, if it has
+        #: the last one, and who is told what comes on it
         self._channel: Channel | None = None
-        self._ended: RdmaConnectError | None = None
-        self._conversation: Conversation | None = None
+        self._receiver = _Receiver()
+        #: this host's address and the listener's, once it was reached
+        self.exchange: Addresses = ("", "")
         #: the last one, and whether it is still at it
         self._dial: Dial | None = None
         self._dialling = False
@@ -65,24 +101,6 @@ class Outgoing:
     def greeted(self) -> bool:
         """Whether somebody has spoken there, the last time that it was reached."""
         return self._channel is not None and self._channel.greeted
-
-    # ---- in the service thread
-
-    def took(self, frame: bytes) -> None:
-        """A frame has come."""
-        if self._conversation is not None:
-            self._conversation.took(frame)
-
-    def over(self, error: RdmaConnectError) -> None:
-        """The channel has ended."""
-        self._ended = error
-        if self._conversation is not None:
-            self._conversation.over(error)
-
-    def tick(self) -> None:
-        """A second has passed."""
-        if self._conversation is not None:
-            self._conversation.tick()
 
     # ---- procedures
 
@@ -113,21 +131,21 @@ class Outgoing:
         """
         errand = Errand(call)
         try:
-            while not errand.future.done():
+            while not errand.done:
                 deadline.check(call.stage)
                 try:
                     there = self._dialled() is not None
                 except RdmaConnectError:  # no descriptors
                     there = True
                 yield Wait(deadline, changes=((errand.changed, 0),)) if there else self._wait(deadline, errand.changed)
-            return errand.future.result()
+            return errand.result()
         except BaseException:
             errand.give_up()
             raise
 
     def _dialled(self) -> Channel | None:
         """The channel, if there is one; what is due for one is done."""
-        if self._channel is not None and self._ended is None:
+        if self._channel is not None and self._receiver.ended is None:
             return self._channel
         now = time.monotonic()
         if self._dial is None or not self._dialling:
@@ -139,8 +157,9 @@ class Outgoing:
             raise
         if tcp is None:
             return None
-        self._dialling, self._ended = False, None  # before there is anything that can end
-        self._channel = Channel(tcp, self, MAX_FRAME, self._keys)
+        self._dialling, self._receiver = False, _Receiver()
+        self._channel = Channel(tcp, self._receiver, MAX_FRAME, self._keys)
+        self.exchange = self._channel.local, self._channel.address
         return self._channel
 
     def _wait(self, deadline: Deadline, *others: Signal) -> Wait:
@@ -194,10 +213,10 @@ class Outgoing:
         channel = yield from self.reach(deadline)
         conversation = Conversation(Handshake(Role.CONNECTOR, secrets.token_bytes(16)), trace)
         conversation.attach(channel)
-        self._conversation = conversation
+        self._receiver.conversation = conversation
         trace.mark("hello", "sent to %s", self.url)
-        if self._ended is not None:
-            conversation.over(self._ended)
+        if self._receiver.ended is not None:
+            conversation.over(self._receiver.ended)
         try:
             conversation.say(hello(conversation.id))
         except RdmaConnectError:
@@ -249,11 +268,15 @@ class Outgoing:
         """
         if not (isinstance(error, PeerRejected) and error.again_ms):
             return False
-        if self._channel is not None:  # that was the channel of a connection, and went with it
-            self._channel.close()
-        self._channel = self._conversation = None
+        self.part()
         yield from self._wait_for_room(error, deadline)
         return True
+
+    def part(self) -> None:
+        """What was the channel of a connection went with it: the listener is to be dialled anew."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
 
     def _wait_for_room(self, error: PeerRejected, deadline: Deadline) -> Procedure[None]:
         self._seen = f"it answered: {error.reason}"
@@ -272,10 +295,15 @@ class Outgoing:
 
     # ---- in any thread
 
+    def redial(self, conversation: Conversation, token: bytes) -> Callable[[Dialler], Redial]:
+        """What dials the same address again, to resume a conversation."""
+        reached = next((one for one in self.addresses if one.sockaddr[0] == self.address), self.addresses[0])
+        return partial(Redial, reached, self._keys, Resume(conversation.id, token), (namespace(), here()))
+
     def seen(self) -> str:
         """In words, how far it got: for the message when the deadline has passed."""
         channel = self._channel
-        if channel is not None and self._ended is None:
+        if channel is not None and self._receiver.ended is None:
             words = (
                 "it is there, but did not answer: it is busy or stopped, or of an older version and not in accept()"
                 if channel.greeted

@@ -6,26 +6,24 @@ import os
 import sys
 import threading
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from ..errors import ConnectTimeout, RdmaConnectError, StateError
+from ..errors import ConnectTimeout, RdmaConnectError, StateError, together
 from ..exchange.url import tcp_url
-from ..objects.owned import together
 from ..runtime.deadline import Deadline
 from ..runtime.peer_log import log
 from ..runtime.procedure import Call, Interrupt, Procedure, Wait, arun, run, run_apart
-from ..runtime.wakeup import Signal
+from ..runtime.wakeup import Signal, weakly
 from ..runtime.workers import here
 from ..verbs import library
 from .async_connection import AsyncConnection
-from .connect import close_all, connect_procedure
+from .closing import close_ends
+from .connect import connect_procedure
 from .connection import Connection
 from .end import End
-from .terms import ConnectOptions, Unpack, check_count, make_deadline, make_terms
+from .terms import ConnectOptions, Unpack, check_alone, check_count, make_deadline, make_terms
 
 __all__ = ["AsyncPool", "Pool"]
 
@@ -43,6 +41,7 @@ class BasePool:
         self.url, self.spare = tcp_url(peer), check_count(spare, "spare")
         self._options, self._terms = options, make_terms(options)
         make_deadline(options)
+        check_alone(self._terms, "a Pool, which replaces what is lost")
         library()
         self._pid, self._workers = os.getpid(), here()
         self._lock, self._changed, self._interrupt = threading.Lock(), Signal(), Interrupt()
@@ -121,7 +120,7 @@ class BasePool:
 
     def _keep(self, end: End) -> None:
         """One more is ready; that its peer is gone is seen from now on."""
-        end.conversation.on_change = partial(_call, weakref.WeakMethod(self._wake))
+        end.conversation.on_change = weakly(self._wake)
         with self._lock:
             kept = not self._closed
             if kept:
@@ -227,19 +226,14 @@ class BasePool:
     def __del__(self) -> None:
         # one whose constructor failed has nothing; while it is being filled it is not forgotten
         if not self._closed and self._pid == os.getpid() and not sys.is_finalizing():
-            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self, stacklevel=2)
-            self._workers.submit(partial(close_all, [*self._idle, *self._discarded]))
+            words = f"{self!r} was never closed"
+            self._closed = True  # whoever keeps the warning keeps this, which is to make no more connections
+            warnings.warn(words, ResourceWarning, source=self, stacklevel=2)
+            self._workers.submit(partial(close_ends, [*self._idle, *self._discarded]))
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._idle)} of {self.spare} ready"
         return f"<{type(self).__name__} {self.url} {state}>"
-
-
-def _call(reference: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call a method of an object that is not kept alive for that."""
-    method = reference()
-    if method is not None:
-        method()
 
 
 class Pool(BasePool):

@@ -14,6 +14,7 @@ from ..objects.memory import MR
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Procedure, arun, run
 from .end import End
+from .life import Life
 from .posting import Work
 from .transfer import Piece, Sent
 
@@ -58,12 +59,13 @@ class Transfer(_Posted):
         Raises:
             DeadlineExceeded: it is still on its way; wait again, or close.
             CompletionError: it failed. WR_FLUSH_ERR: one before it had failed, or it was never posted.
+            OutcomeUnknown: the connection was lost before it was done, and is connected anew: it may or may not be.
             PeerClosed: the peer went before it was done.
             StateError: this side was closed before it was done.
 
         Source: ibv_poll_cq(3).
         """
-        if not self._end.finished(self._sent):
+        if not self._end.is_over(self._sent) or self._sent.status:
             run(self._end.finish(self._sent, Deadline(deadline_s)))
 
 
@@ -72,7 +74,7 @@ class AsyncTransfer(_Posted):
 
     async def wait(self, *, deadline_s: float | None = 30) -> None:
         """See :meth:`Transfer.wait`."""
-        if not self._end.finished(self._sent):
+        if not self._end.is_over(self._sent) or self._sent.status:
             await arun(self._end.finish(self._sent, Deadline(deadline_s)))
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -89,6 +91,7 @@ class _Gathered(Generic[T]):
 
     def __init__(self, end: End, deadline_s: float | None) -> None:
         self._end, self._deadline = end, Deadline(deadline_s)
+        self._life: Life | None = None
         self._work: list[Piece] = []
         self._ended = False
 
@@ -99,35 +102,44 @@ class _Gathered(Generic[T]):
         offset: int = 0,
         imm: int | None = None,
     ) -> Procedure[T]:
-        end = self._open()
+        end = self._end
+        life = yield from self._open()
         work: Work = (WrOpcode.SEND, data, None, 0, None)
         if region is not None:
             work = end.writing(data, region, offset, imm)
         piece = end.piece(*work)
         if piece is None:
-            sent = yield from end.posting(self._deadline, *work, into=self._work)
+            sent = yield from end.posting(self._deadline, *work, into=self._work, batch=life)
         else:
             sent = piece.sent
-            yield from end.add(piece, self._deadline, self._work)
+            yield from end.add(piece, self._deadline, self._work, life)
         return self._kind(end, sent)
 
     def _add_read(
         self, buffer: BufferLike | MR, region: RemoteRegion | str, length: int | None, offset: int
     ) -> Procedure[T]:
-        sent = yield from self._open().reading(buffer, region, length, offset, self._deadline, self._work)
+        life = yield from self._open()
+        sent = yield from self._end.reading(buffer, region, length, offset, self._deadline, self._work, life)
         return self._kind(self._end, sent)
 
-    def _open(self) -> End:
+    def _open(self) -> Procedure[Life]:
+        """The life that all of it is of."""
         self._end.check_open()
         if self._ended:
             raise StateError("post in a batch: it has ended, and what was in it is posted. Begin another.")
-        return self._end
+        if self._life is None:
+            self._life = yield from self._end.standing(self._deadline, "wait for the connection")
+        return self._life
+
+    def _post_all(self) -> Procedure[None]:
+        if self._life is not None:
+            yield from self._end.post_list(self._work, self._deadline, self._life)
 
     def _post(self, failed: bool) -> Procedure[None]:
         self._ended = True
         try:
             if not failed:
-                yield from self._end.post_list(self._work, self._deadline)
+                yield from self._post_all()
         finally:
             self._end.drop(self._work)
 

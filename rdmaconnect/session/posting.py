@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from textwrap import shorten
 
 from ..abi import AccessFlags, QpType, WcStatus, WrOpcode
 from ..agreement.endpoint import MTU_BYTES, Endpoint, RemoteRegion
 from ..agreement.path import Path
-from ..errors import CompletionError, StateError, shown
+from ..errors import StateError, shown
 from ..objects.address import AddressHandle, UdAddress
 from ..objects.buffer_like import BufferLike
 from ..objects.buffers import Buffer, hold
 from ..objects.memory import MR, MemoryLike
 from ..runtime.deadline import Deadline
 from ..runtime.procedure import Call, Procedure
-from .receiving import Receiving
+from .life import Life, LifeOver
+from .outcome import Outcome
 from .staging import Staging
 from .transceiver import Source
 from .transfer import LONGEST, Part, Piece, Sent, parts, words
 
-__all__ = ["Posting", "Work"]
+__all__ = ["NOWHERE", "Posting", "Work"]
 
 #: the arguments of :meth:`DataPath.try_post`: opcode, data, region, offset, imm
 Work = tuple[WrOpcode, "BufferLike | MR", "RemoteRegion | None", int, "int | None"]
@@ -31,13 +32,13 @@ Work = tuple[WrOpcode, "BufferLike | MR", "RemoteRegion | None", int, "int | Non
 _STAGES = 4
 #: bytes of those at most, whatever the peer says that it takes: what is longer is registered where it is
 _STAGE_MAX = 256 * 1024
-_NOWHERE = (0, 0, 0)
+NOWHERE = (0, 0, 0)
 #: what goes inline if it is short
 _PLAIN = frozenset((bytes, bytearray))
 _READ = WrOpcode.RDMA_READ
 
 
-class Posting(Receiving):
+class Posting(Outcome):
     """The sending side of :class:`~rdmaconnect.session.data_path.DataPath`, below what users call.
 
     Each transfer is begun in the same way: :meth:`try_post` posts what can be posted without any waiting, and
@@ -52,25 +53,31 @@ class Posting(Receiving):
     peer: Endpoint
     path: Path
     ah: AddressHandle | None
-    remote: Mapping[str, RemoteRegion]
-    _source: Source
-    to: UdAddress | None
+    life: Life
+    _source: Source = None
+    to: UdAddress | None = None
+    _staging: Staging | None = None
 
     def _begin(self) -> None:
         """There is a peer: how long may messages to it be?"""
         super()._begin()
         #: bytes of the longest message between the two ports, as far as they are told
-        self._longest = min(LONGEST, *(end.port.max_msg_sz or LONGEST for end in (self.local, self.peer)))
+        self._longest = min(self.local.port.max_msg_sz or LONGEST, self.peer.port.max_msg_sz or LONGEST, LONGEST)
         most = min(self.peer.recv_size, self._longest)
-        self.max_send_size = most if self.ah is None else min(most, MTU_BYTES[self.path.path_mtu])
-        self._stage_size = min(self.max_send_size, _STAGE_MAX)
-        self._inline = min(self.transceiver.qp.max_inline_data, self.max_send_size)
-        self._staging: Staging | None = None
+        transceiver = self.transceiver
+        self.max_send_size = most = min(most, MTU_BYTES[self.path.path_mtu]) if transceiver.is_ud else most
+        self._stage_size, self._inline = min(most, _STAGE_MAX), min(most, transceiver.qp.max_inline_data)
+        if self._staging is not None:  # that of the life before
+            self._staging = None
 
     def _end(self) -> None:
         """Free what was for that peer."""
-        if self._staging is not None:
-            self._staging.mr.close()
+        for memory in self._memory():
+            memory.close()
+
+    def _memory(self) -> Sequence[MR]:
+        """What was registered for that peer, besides what users did."""
+        return () if self._staging is None else (self._staging.mr,)
 
     # ---- what can be posted now
 
@@ -88,14 +95,15 @@ class Posting(Receiving):
             if not 0 < length <= self._stage_size:
                 return None
             target = None if region is None else _target(region, offset, length)
-            sent = Sent(opcode, length)
             if length > self._inline:
-                return self._try_staged(sent, data, target)
-            return sent if self.transceiver.post_inline(sent, data, target) else None
+                return self._try_staged(Sent(opcode, length), data, target)
+            return self.transceiver.post_inline(opcode, data, target)
         piece = self.piece(opcode, data, region, offset, imm)
-        if piece is None or not self.transceiver.post(piece.sent, piece.part, self.to):
+        if piece is None:
             return None
-        return piece.sent
+        with self.engine.lock:  # in which the address is that of the present peer
+            posted = self.transceiver.post(piece.sent, piece.part, self.to)
+        return piece.sent if posted else None
 
     def piece(
         self,
@@ -112,15 +120,15 @@ class Posting(Receiving):
                 return None
             place = (self._mine(data, opcode).addr, length, data.lkey)
         elif data.__class__ in _PLAIN and 0 < len(data) <= self._inline:
-            place, length, inline = _NOWHERE, len(data), bytes(data)
+            place, length, inline = NOWHERE, len(data), bytes(data)
         else:
             return None
         target = None if region is None else _target(region, offset, length, imm)
         return Piece(Sent(opcode, length), Part(opcode, place, target, imm, inline), True)
 
     def _try_staged(self, sent: Sent, data: bytes | bytearray, target: RemoteRegion | None) -> Sent | None:
-        staging = self._staging
         with self.engine.lock:
+            staging = self._staging  # which goes with its life
             place = None if staging is None or not self.transceiver.room() else staging.take(data)
             if place is None or staging is None:
                 return None
@@ -140,32 +148,53 @@ class Posting(Receiving):
         deadline: Deadline,
         opcode: WrOpcode,
         data: BufferLike | MR,
-        region: RemoteRegion | None = None,
+        region: RemoteRegion | str | None = None,
         offset: int = 0,
         imm: int | None = None,
         into: list[Piece] | None = None,
+        batch: Life | None = None,
     ) -> Procedure[Sent]:
-        """Give the data a registered address, wait for room, and post it; or put it ``into`` a list to be posted."""
+        """Give the data a registered address, wait for room, and post it; or put it ``into`` a list to be posted.
+
+        Args:
+            deadline: for the wait.
+            opcode, data, region, offset, imm: what to do.
+            into: the list of a batch.
+            batch: the life that the batch was begun in.
+        """
+        begin = partial(self._posting, deadline, opcode, data, region, offset, imm, into)
+        return (yield from self._in_a_life(begin, deadline, batch))
+
+    def _posting(
+        self,
+        deadline: Deadline,
+        opcode: WrOpcode,
+        data: BufferLike | MR,
+        region: RemoteRegion | str | None,
+        offset: int,
+        imm: int | None,
+        into: list[Piece] | None,
+        life: Life,
+    ) -> Procedure[Sent]:
         with _held(data) as source:
             length = source.length
             sent = Sent(opcode, length)
             if region is None and length > self.max_send_size:
                 raise ValueError(f"{sent.doing}: {self._why_too_long()}")
-            target = None if region is None else _target(region, offset, length, imm)
-            place, inline = _NOWHERE, None
+            target = None if region is None else _target(self._region(region), offset, length, imm)
+            place, inline = NOWHERE, None
             try:
                 if isinstance(source, MR):
                     place = (self._mine(source, opcode).addr, length, source.lkey)
                 elif source.device is None and 0 < length <= self._inline:
                     inline = bytes(source.view)
                 elif source.device is None and 0 < length <= self._stage_size:
-                    place = yield from self._staged(sent, source.view, deadline, into)
+                    place = yield from self._staged(sent, source.view, deadline, into, life)
                 elif length:
-                    # it holds the buffer for itself; in a worker, where Ctrl-C leaves none to nobody
-                    make = partial(self.register, source.owner, AccessFlags(0))
+                    make = partial(self._hold, sent, source.owner, AccessFlags(0))
                     mr = yield Call(make, deadline, sent.doing, undo=MR.close)
-                    place, sent.release = (mr.addr, length, mr.lkey), mr.close
-                yield from self._post(sent, Part(opcode, place, target, imm, inline), deadline, into)
+                    place = (mr.addr, length, mr.lkey)
+                yield from self._post(sent, Part(opcode, place, target, imm, inline), deadline, into, life)
             except BaseException:
                 self._give_up(sent, into)
                 raise
@@ -179,9 +208,23 @@ class Posting(Receiving):
         offset: int,
         deadline: Deadline,
         into: list[Piece] | None = None,
+        batch: Life | None = None,
     ) -> Procedure[Sent]:
-        """Have the peer's memory read into registered memory; or put that ``into`` a list to be posted."""
+        """Have the peer's memory read into registered memory; or put that ``into`` a list, as :meth:`posting`."""
         self._need("RDMA read", QpType.RC)
+        begin = partial(self._reading, buffer, region, length, offset, deadline, into)
+        return (yield from self._in_a_life(begin, deadline, batch))
+
+    def _reading(
+        self,
+        buffer: BufferLike | MR,
+        region: RemoteRegion | str,
+        length: int | None,
+        offset: int,
+        deadline: Deadline,
+        into: list[Piece] | None,
+        life: Life,
+    ) -> Procedure[Sent]:
         room = _room(buffer)
         length = room if length is None else length
         source = self._region(region).slice(offset, length)
@@ -196,43 +239,57 @@ class Posting(Receiving):
             if isinstance(buffer, MR):
                 mr = self._mine(buffer, _READ)
             else:
-                mr = self.register(buffer, AccessFlags.LOCAL_WRITE)
-                sent.release = mr.close
-            yield from self._post(sent, Part(_READ, (mr.addr, length, mr.lkey), source), deadline, into)
+                make = partial(self._hold, sent, buffer, AccessFlags.LOCAL_WRITE)
+                mr = yield Call(make, deadline, sent.doing, undo=MR.close)
+            yield from self._post(sent, Part(_READ, (mr.addr, length, mr.lkey), source), deadline, into, life)
         except BaseException:
             self._give_up(sent, into)
             raise
         return sent
 
-    def _post(self, sent: Sent, whole: Part, deadline: Deadline, into: list[Piece] | None) -> Procedure[None]:
+    def _hold(self, sent: Sent, buffer: MemoryLike, access: AccessFlags) -> MR:
+        """Register memory for as long as a transfer takes. In a worker, where Ctrl-C leaves none to nobody."""
+        mr = self.register(buffer, access)
+        sent.release = mr.close
+        return mr
+
+    def _post(
+        self, sent: Sent, whole: Part, deadline: Deadline, into: list[Piece] | None, life: Life
+    ) -> Procedure[None]:
         """Post it, as several work requests where one may not be so long; or put it into the list."""
         work = [] if into is None else into
         if sent.length <= self._longest:
             work.append(Piece(sent, whole, True))
         else:
-            opcode, place, target, imm, _ = whole
+            opcode, place, target, imm, *_ = whole
             divided = list(parts(opcode, place, target, imm, self._longest))
             work += [Piece(sent, part, part is divided[-1]) for part in divided]
         if into is None or len(work) >= self.transceiver.sizes.send_depth:
-            yield from self.post_list(work, deadline)
+            count = len(work)
+            try:
+                yield from self.post_list(work, deadline, life)
+            except LifeOver:
+                if into is None and len(work) < count:  # some of it has been posted: that is not repeated
+                    raise self._unknown(sent, life) from None
+                raise
 
-    def add(self, piece: Piece, deadline: Deadline, into: list[Piece]) -> Procedure[None]:
+    def add(self, piece: Piece, deadline: Deadline, into: list[Piece], life: Life) -> Procedure[None]:
         """Put a transfer of one work request into a list to be posted."""
         into.append(piece)
         if len(into) >= self.transceiver.sizes.send_depth:
             try:
-                yield from self.post_list(into, deadline)
+                yield from self.post_list(into, deadline, life)
             except BaseException:
                 self._give_up(piece.sent, into)
                 raise
 
-    def post_list(self, work: list[Piece], deadline: Deadline) -> Procedure[None]:
+    def post_list(self, work: list[Piece], deadline: Deadline, life: Life) -> Procedure[None]:
         """Post all of a list, as there is room, and empty it."""
         if work:
             post = partial(self.transceiver.post_list, work, self.to)
             first = work[0].sent
             doing = first.doing if first is work[-1].sent else f"post {len(work)} work requests"
-            yield from self._until(post, deadline, doing)
+            yield from self._until(self._in(life, post), deadline, doing)
 
     def drop(self, work: list[Piece]) -> None:
         """Have nothing of a list posted."""
@@ -250,7 +307,7 @@ class Posting(Receiving):
                 sent.ended(WcStatus.WR_FLUSH_ERR)
 
     def _staged(
-        self, sent: Sent, data: memoryview, deadline: Deadline, into: list[Piece] | None
+        self, sent: Sent, data: memoryview, deadline: Deadline, into: list[Piece] | None, life: Life
     ) -> Procedure[tuple[int, int, int]]:
         """Copy it into the staging memory."""
         if self._staging is None:
@@ -259,77 +316,45 @@ class Posting(Receiving):
         assert staging is not None
 
         def attempt() -> int | None:
-            with self.engine.lock:
-                place = staging.take(data)
-                if place is None:
-                    return None
-                sent.release = partial(staging.give_back, place)
-                return staging.mr.addr + place.start
+            place = staging.take(data)
+            if place is None:
+                return None
+            sent.release = partial(staging.give_back, place)
+            return staging.mr.addr + place.start
 
-        addr = attempt()
+        guarded = self._in(life, attempt)
+        addr = self._now(guarded)
         if addr is None:
             if into:  # nobody else gives back what is in there
-                yield from self.post_list(into, deadline)
-            addr = yield from self._until(attempt, deadline, sent.doing)
+                yield from self.post_list(into, deadline, life)
+            addr = yield from self._until(guarded, deadline, sent.doing)
         return addr, len(data), staging.mr.lkey
 
     def _make_staging(self) -> None:
         with self.engine.lock:
             if self._staging is None:
-                self._staging = Staging(self.register, _STAGES * self._stage_size)
-
-    # ---- what has become of it
-
-    def finished(self, sent: Sent) -> bool:
-        """Whether it is done; never waits.
-
-        Raises:
-            CompletionError, PeerClosed: it failed.
-        """
-        if sent.status is None:
-            self.engine.progress()
-            if sent.status is None:
-                return False
-        if sent.status:
-            if sent.status == WcStatus.WR_FLUSH_ERR:
-                self.check_open()
-            raise self._over(sent.doing, self._failure(sent))
-        return True
-
-    def is_over(self, sent: Sent) -> bool:
-        """Whether nothing more comes of it; never waits."""
-        if sent.status is None:
-            with suppress(StateError):  # it is being closed
-                self.engine.progress()
-        return sent.status is not None
-
-    def finish(self, sent: Sent, deadline: Deadline) -> Procedure[None]:
-        """Wait until it is done."""
-        if sent.status is None:
-            yield from self._until(sent.over, deadline, sent.doing, flushed=True)
-        self.finished(sent)
-
-    def _failure(self, sent: Sent) -> CompletionError:
-        return CompletionError(
-            WcStatus(sent.status or 0), vendor_err=sent.vendor_err, wr_id=sent.wr_id, qp_num=self.local.qp_num,
-            opcode=str(sent.opcode), doing=f"{sent.doing} from {self.local} to {self.peer}",
-        )  # fmt: skip
+                self._staging = Staging(self.register, _STAGES * self._stage_size, AccessFlags(0))
 
     # ---- memory
 
     def _region(self, region: RemoteRegion | str) -> RemoteRegion:
         if isinstance(region, RemoteRegion):
+            if region.life is not None and region.life.ended:
+                try:
+                    self.life.check(region, "use memory of the peer")
+                except LifeOver as e:
+                    raise StateError(str(e)) from None  # it is of no use in any life
             return region
         if not isinstance(region, str):
             raise TypeError(f"the region is {shown(region)}: give the name of one of the peer's, or a RemoteRegion")
-        if region not in self.remote:
-            there = shorten(", ".join(sorted(self.remote)), 200, placeholder=" ...")
+        if region not in self.life.remote:
+            there = shorten(", ".join(sorted(self.life.remote)), 200, placeholder=" ...")
             raise LookupError(f"the peer has no region {shown(region)}; it has {there or 'none'}")
-        return self.remote[region]
+        return self.life.remote[region]
 
     def register(self, buffer: MemoryLike, access: AccessFlags | None = None) -> MR:
         self.check_open()
-        return MR(self.engine.pd, buffer, access)
+        return self.engine.register(buffer, access)
 
     def _mine(self, mr: MR, opcode: WrOpcode) -> MR:
         """A region of the caller's, which this queue pair can use: else it would fail with words about the peer."""

@@ -34,11 +34,12 @@ class Staging:
     Args:
         register: registers it.
         size: bytes; no message is longer.
+        access: what the device may do with it, besides reading it.
     """
 
-    def __init__(self, register: Callable[[mmap.mmap, AccessFlags], MR], size: int) -> None:
+    def __init__(self, register: Callable[[mmap.mmap, AccessFlags], MR], size: int, access: AccessFlags) -> None:
         memory = mmap.mmap(-1, size)
-        self.mr = register(memory, AccessFlags(0))
+        self.mr = register(memory, access)
         self._view, self._size = memoryview(memory), size
         self._taken: deque[Place] = deque()
 
@@ -59,8 +60,12 @@ class Staging:
         self._view[start : start + length] = data
         return place
 
+    def holds(self, place: Place) -> bytes:
+        """What a part holds now; ask before it is given back."""
+        return bytes(self._view[place.start : place.end])
+
     def give_back(self, place: Place) -> None:
-        """The device has sent it."""
+        """The device has done with it."""
         place.free = True
         while self._taken and self._taken[0].free:
             self._taken.popleft()

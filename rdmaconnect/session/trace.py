@@ -45,18 +45,27 @@ class Mark:
     within_s: float = 0.0
 
 
+#: stage, seconds since this end's start, words and what stands in them
+_Passed = tuple[str, float, str, tuple[object, ...]]
+
+
 class Trace:
     """The stages of one handshake, as one end sees them.
 
     Args:
         role: which end this is.
         clock: counts from this end's start.
+        begun: what this end has passed before.
     """
 
-    def __init__(self, role: Role, clock: Deadline) -> None:
+    def __init__(self, role: Role, clock: Deadline, begun: Iterable[_Passed] = ()) -> None:
         self._role, self._clock = role, clock
-        self._mine: deque[tuple[str, float, str, tuple[object, ...]]] = deque(maxlen=MAX_MARKS)
+        self._mine = deque[_Passed](begun, maxlen=MAX_MARKS)
         self._theirs: tuple[tuple[str, int], ...] = ()
+
+    def branch(self) -> Trace:
+        """Another one that begins like this, for one of several ways to go on."""
+        return Trace(self._role, self._clock, self._mine)
 
     def mark(self, stage: str, words: str, *values: object) -> None:
         """This end is at a stage: note the time, and log it.

@@ -7,12 +7,20 @@ from typing import Any, NamedTuple
 
 from ..abi import WrOpcode
 from ..agreement.endpoint import RemoteRegion
+from ..objects.address import UdAddress
+from ..objects.memory import Sge
+from ..objects.work_request import SendRequest
+from .life import Life
 
-__all__ = ["LONGEST", "Part", "Piece", "Sent", "parts", "words"]
+__all__ = ["LONGEST", "Part", "Piece", "Sent", "fill", "parts", "words"]
 
 #: bytes that no device is given in one message, whatever it says that it takes: a length has 31 bits in some
 LONGEST = 1 << 30
-_VERBS = {WrOpcode.SEND: "send", WrOpcode.RDMA_READ: "read"}
+_COMPARE_SWAP = WrOpcode.ATOMIC_CMP_AND_SWP
+_VERBS = {
+    WrOpcode.SEND: "send", WrOpcode.RDMA_READ: "read", _COMPARE_SWAP: "compare and swap",
+    WrOpcode.ATOMIC_FETCH_AND_ADD: "fetch and add to",
+}  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -24,6 +32,7 @@ class Part(NamedTuple):
         target: for RDMA, the memory of the peer.
         imm: for an RDMA write, 32 bits that complete a receive of the peer.
         inline: instead of ``place``, the data itself, bytes or bytearray.
+        operands: for an atomic, what is added, or what is compared with and what takes its place; 64 bits each.
     """
 
     opcode: WrOpcode
@@ -31,6 +40,24 @@ class Part(NamedTuple):
     target: RemoteRegion | None = None
     imm: int | None = None
     inline: Any = None
+    operands: tuple[int, ...] = ()
+
+
+def fill(request: SendRequest, wr_id: int, part: Part, to: UdAddress | None, flags: int) -> None:
+    """Have a work request do what it is to do."""
+    opcode, place, remote, imm, inline, operands = part
+    if to is not None:
+        request.send(wr_id, sge=None if inline else Sge(*place), inline=inline, to=to, flags=flags)
+    elif imm is not None and remote is not None:
+        sge = None if inline else Sge(*place)
+        request.rdma_write_imm(wr_id, remote, imm, sge=sge, inline=inline, flags=flags)
+    elif operands and remote is not None:
+        atomic = request.atomic_cmp_swp if opcode == _COMPARE_SWAP else request.atomic_fetch_add
+        atomic(wr_id, remote, *operands, sge=Sge(*place), flags=flags)
+    elif inline is not None:
+        request.fill_inline(wr_id, opcode, inline, remote=remote, flags=flags)
+    else:
+        request.fill(wr_id, opcode, *place, remote=remote, flags=flags)
 
 
 def parts(
@@ -75,6 +102,7 @@ class Sent:
         posted: whether the last one was posted.
         status: None while there are such; then that of the first that failed, or SUCCESS.
         failed, vendor_err, wr_id: status and the rest of the first that failed, 0 until one has.
+        life: in which life of its connection a work request of it failed; None while none has.
         release: called when it is over.
     """
 
@@ -82,6 +110,7 @@ class Sent:
     left, posted = 1, False
     status: int | None = None
     failed = vendor_err = wr_id = 0
+    life: Life | None = None
 
     def __init__(self, opcode: WrOpcode, length: int, release: Callable[[], object] | None = None) -> None:
         self.opcode, self.length, self.release = opcode, length, release

@@ -151,11 +151,12 @@ def test_a_port_takes_256_gids_and_none_that_is_zero() -> None:
 
 def test_what_is_not_given_has_the_value_that_is_documented() -> None:
     assert dataclasses.asdict(Options()) == {
-        "device": None, "port_num": None, "gid_index": None, "path_mtu": None, "sl": 0, "traffic_class": 0,
-        "flow_label": 0, "pkey": None, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7, "min_rnr_timer": 12,
-        "max_rd_atomic": None, "hop_limit": 64, "recv_size": None, "recv_depth": None, "send_depth": None,
+        "device": None, "port_num": None, "gid_index": None, "path_mtu": None, "sl": None,
+        "traffic_class": None, "flow_label": None, "pkey": None, "timeout": None, "retry_cnt": None, "detect_s": None,
+        "rnr_retry": 7, "min_rnr_timer": 12, "max_rd_atomic": None,
+        "hop_limit": 64, "recv_size": None, "recv_depth": None, "send_depth": None,
             "max_inline_data": 64, "spin": 500,
-            "probe": True,
+            "probe": None,
     }  # fmt: skip
     port = PortAddress("rxe0", 1, LinkLayer.ETHERNET, 0, Mtu.MTU_1024)
     assert (port.gids, port.grh_required, port.pkeys) == ((), False, (0xFFFF,))

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from samples import IB, V1, V2, end, ends, gid, infiniband, roce, wishes
 
 from rdmaconnect.abi import AccessFlags, GidType, LinkLayer, Mtu, QpType
-from rdmaconnect.agreement.candidates import Candidate, candidates, narrow, rank_pairs
-from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, PortAddress
+from rdmaconnect.agreement.candidates import Candidate, candidates, find_gid, narrow, rank_pairs
+from rdmaconnect.agreement.endpoint import Endpoint, GidEntry, GidKey, PortAddress
 from rdmaconnect.agreement.options import Options
 from rdmaconnect.agreement.path import Agreement, Path, Wish, agree, make_path
+from rdmaconnect.agreement.unproven import between, unproven
 from rdmaconnect.errors import PeerMismatch, RemoteProtocolError
 
 HERE = end(roce(gid("10.0.0.1", gid_index=3)), qp_num=0x11, psn=0x111111)
@@ -67,7 +68,7 @@ def test_both_ends_derive_mirrored_paths(ours: tuple[Endpoint, ...], theirs: tup
     assert (mine.port_num, yours.port_num) == (a.port.port_num, b.port.port_num)
     for path in (mine, yours):
         assert path.ah_attr.port_num == path.port_num
-        assert path.ah_attr.sl == wish.sl
+        assert path.ah_attr.sl == (wish.sl or 0)
     assert mine.ah_attr.is_global == yours.ah_attr.is_global
     if mine.ah_attr.is_global:
         assert mine.local_gid is not None
@@ -76,8 +77,8 @@ def test_both_ends_derive_mirrored_paths(ours: tuple[Endpoint, ...], theirs: tup
         assert yours.ah_attr.dgid == mine.local_gid.gid.raw
         assert mine.local_gid.gid_type == yours.local_gid.gid_type
         for path in (mine, yours):
-            assert path.ah_attr.flow_label == wish.flow_label
-            assert path.ah_attr.traffic_class == wish.traffic_class
+            assert path.ah_attr.flow_label == (wish.flow_label or 0)
+            assert path.ah_attr.traffic_class == (wish.traffic_class or 0)
     else:
         assert mine.local_gid is mine.remote_gid is yours.local_gid is yours.remote_gid is None
 
@@ -86,6 +87,32 @@ def test_the_wish_of_the_connector_applies_to_both_ends() -> None:
     for path in paths(HERE, THERE, Wish(Mtu.MTU_512, sl=3, traffic_class=96, flow_label=0xABCDE)):
         assert path.path_mtu is Mtu.MTU_512
         assert (path.ah_attr.sl, path.ah_attr.traffic_class, path.ah_attr.flow_label) == (3, 96, 0xABCDE)
+
+
+def test_the_wishes_of_both_ends_are_met_together() -> None:
+    here, there = Wish(Mtu.MTU_2048, sl=3), Wish(Mtu.MTU_512, traffic_class=96, flow_label=0)
+    for mine, theirs in ((here, there), (there, here)):
+        agreement = agree(HERE, THERE, mine, own=theirs)
+        assert (agreement.path_mtu, agreement.sl, agreement.traffic_class) == (Mtu.MTU_512, 3, 96)
+        why = make_path(HERE, THERE, agreement, Options(), connector=True).why
+        assert why[-1] == "sl 3, traffic_class 96: as wished"
+    assert agree(HERE, THERE, Wish(sl=3), own=Wish(sl=3)).sl == 3
+    pkeys = (0xFFFF, 0x8005)
+    both = [end(roce(gid(f"10.0.0.{n}"), pkeys=pkeys)) for n in (1, 2)]
+    assert agree(both[0], both[1], Wish(), own=Wish(pkey=5)).pkey == 5
+    assert agree(both[0], both[1], Wish(pkey=0x8005), own=Wish(pkey=5)).pkey == 5, "membership is no difference"
+
+
+def test_wishes_that_differ_are_told_all_at_once() -> None:
+    mine, theirs = Wish(Mtu.MTU_256, 0, 1, 2, 0xFFFF), Wish(Mtu.MTU_512, 7, 8, 9, 0x8005)
+    with pytest.raises(PeerMismatch) as caught:
+        agree(HERE, THERE, mine, own=theirs)
+    assert caught.value.differences[:4] == (
+        "sl: the connector wishes 0x0, the listener 0x7",
+        "traffic_class: the connector wishes 0x1, the listener 0x8",
+        "flow_label: the connector wishes 0x2, the listener 0x9",
+        "pkey: the connector wishes 0xffff, the listener 0x8005",
+    )
 
 
 def test_a_wish_is_the_part_of_the_options_that_concerns_both() -> None:
@@ -410,12 +437,94 @@ def test_each_way_is_there_once_and_can_be_agreed_on(
 def test_a_port_can_be_narrowed_to_the_gid_of_a_value() -> None:
     both = roce(gid("10.0.0.1", V1, 0), gid("10.0.0.1", V2, 1), gid("10.0.0.2", V2, 2))
     assert narrow(both, None) is both
-    assert [entry.gid_index for entry in narrow(both, gid("10.0.0.1").gid.raw).gids] == [0, 1]
-    assert narrow(both, gid("10.0.0.2").gid.raw) == both.only(both.gids[2])
+    assert [entry.gid_index for entry in narrow(both, GidKey(gid("10.0.0.1").gid.raw)).gids] == [0, 1]
+    assert narrow(both, GidKey(gid("10.0.0.2").gid.raw)) == both.only(both.gids[2])
     with pytest.raises(
         PeerMismatch, match=r"GID fe80::9 is not one of rxe0 port 1: gid_index 0 \(::ffff:10\.0\.0\.1, "
     ):
-        narrow(both, gid("fe80::9").gid.raw)
+        narrow(both, GidKey(gid("fe80::9").gid.raw))
+
+
+def test_a_gid_is_told_from_those_of_its_value_by_type_and_network_device() -> None:
+    """A VLAN has the link-local address of its parent; RoCE v1 and v2 have the same; and slots move."""
+    parent, vlan = gid("fe80::1", V2, 1, "eth0"), gid("fe80::1", V2, 3, "eth0.100")
+    port = roce(gid("fe80::1", V1, 0), parent, gid("fe80::1", V1, 2, "eth0.100"), vlan)
+    assert narrow(port, vlan.key).gids == (vlan,)
+    assert narrow(port, parent.key).gids == (parent,)
+    there = end(roce(gid("fe80::2", V2, 7, "eth9.100")))
+    for chosen in (parent, vlan, replace(vlan, gid_index=200)):
+        agreement = replace(agree(end(port), there, Wish()), connector_gid=chosen)
+        path = make_path(end(port), there, agreement, Options(), connector=True)
+        assert path.ah_attr.sgid_index == (1 if chosen is parent else 3)
+    gone = replace(vlan, netdev="eth7")  # renamed: by its slot
+    assert find_gid(port.gids, gone.key, 3) == vlan
+
+
+# ---- which pair comes first
+
+
+def test_the_addresses_of_the_exchange_come_first_among_equals() -> None:
+    """Two network devices in one subnet: the one that the exchange goes over is known to carry packets."""
+    mine = roce(gid("10.0.0.1", V2, 1, "eth0"), gid("10.0.0.2", V2, 2, "eth1"))
+    theirs = roce(gid("10.0.0.11", V2, 1, "eth0"), gid("10.0.0.12", V2, 2, "eth1"))
+    for over in [(a.gid, b.gid) for a in mine.gids for b in theirs.gids]:
+        exchange = str(over[0].address), str(over[1].address)
+        (first, *_) = rank_pairs(mine, theirs, exchange)
+        assert (first[0].gid, first[1].gid) == over
+        agreement = agree(end(mine), end(theirs), Wish(), exchange)
+        assert (agreement.connector_gid, agreement.listener_gid) == first
+        (way, *_) = candidates([mine], [theirs], exchange)
+        assert (way.here.gids, way.there.gids) == ((first[0],), (first[1],))
+    v1 = roce(*(replace(entry, gid_type=V1) for entry in mine.gids), gid("10.9.0.1", V2, 7))
+    other = roce(*(replace(entry, gid_type=V1) for entry in theirs.gids), gid("10.8.0.1", V2, 7))
+    assert rank_pairs(v1, other, ("10.0.0.1", "10.0.0.11"))[0][0].gid_index == 7  # v2 is no equal of v1
+
+
+def test_one_address_on_both_hosts_comes_last_and_a_host_reaches_itself() -> None:
+    docker = gid("172.17.0.1", V2, 1, "docker0")
+    mine, theirs = roce(docker, gid("10.0.0.1", V2, 2)), roce(docker, gid("10.8.0.9", V2, 2))
+    assert [(a.gid_index, b.gid_index) for a, b in rank_pairs(mine, theirs)][-1] == (1, 1)
+    assert rank_pairs(mine, mine, ("172.17.0.1", "172.17.0.1"))[0] == (docker, docker)
+
+
+def test_an_address_of_another_namespace_comes_last() -> None:
+    """A pod with a macvlan sees its host's GIDs before its own."""
+    hosts, own = gid("10.0.0.1", V2, 1), gid("10.0.0.99", V2, 5, "net1")
+    mine, theirs = roce(replace(hosts, here=False), own), roce(gid("10.0.0.2", V2, 1))
+    assert [a.gid_index for a, _ in rank_pairs(mine, theirs)] == [5, 1]
+    assert [b.gid_index for _, b in rank_pairs(theirs, mine)] == [5, 1]
+    local = gid("fe80::5", V2, 6, "net1")
+    mine, theirs = replace(mine, gids=(mine.gids[0], local)), roce(gid("10.0.0.2", V2, 1), gid("fe80::2", V2, 0))
+    assert [a.gid_index for a, _ in rank_pairs(mine, theirs)] == [6, 1]
+
+
+def test_of_equals_the_ones_named_first_come_first() -> None:
+    mine = roce(gid("10.0.0.1", V2, 4, "eth1"), gid("10.0.0.1", V2, 1, "eth0"))
+    assert [a.netdev for a, _ in rank_pairs(mine, THERE.port)] == ["eth1", "eth0"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (gid("10.0.0.1"), gid("10.0.0.2"), ["UDP port 4791", "arp_ignore, arp_announce and rp_filter"]),
+        (gid("10.0.0.1"), gid("10.0.0.1"), ["both hosts have the address 10.0.0.1", "4791"]),
+        (gid("fe80::1"), gid("fe80::2"), ["UDP port 4791"]),
+        (gid("fe80::1", V1), gid("fe80::2", V1), ["EtherType 0x8915"]),
+        (replace(gid("10.0.0.1"), here=False), gid("10.0.0.2"), ["10.0.0.1 is no address of this network namespace"]),
+        (gid("10.0.0.1"), replace(gid("10.0.0.2"), here=False), ["10.0.0.2 is no address of the peer's"]),
+        (None, None, ["Causes that fit: the peer's queue pair is gone"]),
+    ],
+)
+def test_a_path_that_carries_nothing_is_explained_by_all_that_fits(
+    mine: GidEntry | None, theirs: GidEntry | None, words: list[str]
+) -> None:
+    said = unproven(mine, theirs)
+    assert all(word in said for word in words)
+    assert ("arp_ignore" in said) is (mine is not None and mine.gid.is_ipv4)
+    assert ("4791" in said) is (mine is not None and mine.gid_type == V2)
+    if mine is not None and theirs is not None:
+        assert str(mine.gid) in between(mine, theirs)
+        assert str(theirs.gid) in between(mine, theirs)
 
 
 @pytest.mark.parametrize(
@@ -498,3 +607,25 @@ def test_a_gid_on_one_side_only_is_refused_on_infiniband_too() -> None:
     agreement = replace(agree(a, b, Wish()), connector_gid=gid("fe80::5", IB))
     with pytest.raises(RemoteProtocolError, match="lacks a GID"):
         make_path(a, b, agreement, Options(), connector=True)
+
+
+# ---- remembered
+
+
+def test_what_two_ports_agree_on_is_worked_out_once_and_is_of_these_two() -> None:
+    here, there = (replace(e, port=replace(e.port, device=f"once {e.port.device}")) for e in (HERE, THERE))
+    agreement = agree(here, there, Wish())
+    assert agree(replace(here, qp_num=5), replace(there, psn=6), Wish()) is agreement
+    assert agree(here, there, Wish(sl=3)).sl == 3
+    moved = replace(there, port=replace(there.port, gids=(gid("10.0.0.9"),)))
+    assert agree(here, moved, Wish()).listener_gid == gid("10.0.0.9")
+    one, two = (make_path(here, replace(there, psn=n), agreement, Options(), connector=True) for n in (1, 2))
+    assert (one.rq_psn, two.rq_psn) == (1, 2)
+    assert one.ah_attr is two.ah_attr
+
+
+def test_ports_with_many_gids_are_not_compared_with_each_other() -> None:
+    """They are a peer's to choose: dozens of hundreds that are alike but for the last would cost much."""
+    many = replace(THERE, port=replace(THERE.port, gids=tuple(gid(f"10.0.1.{n}", gid_index=n) for n in range(200))))
+    assert agree(HERE, many, Wish()) == agree(HERE, many, Wish())
+    assert agree(HERE, many, Wish()) is not agree(HERE, many, Wish())

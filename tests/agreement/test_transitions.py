@@ -249,7 +249,7 @@ def test_a_path_can_be_walked_from_reset_to_rts() -> None:
     }  # fmt: skip
     attr, mask = step(RC, RTR, RTS, path)
     assert attr == {
-        "qp_state": RTS, "sq_psn": 0x111111, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7, "max_rd_atomic": 1,
+        "qp_state": RTS, "sq_psn": 0x111111, "timeout": 14, "retry_cnt": 3, "rnr_retry": 7, "max_rd_atomic": 1,
     }  # fmt: skip
     attr, mask = step(RC, RESET, INIT, path)
     assert set(attr) == {"qp_state", "pkey_index", "port_num", "qp_access_flags"}

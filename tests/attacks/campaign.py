@@ -17,11 +17,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
+
 import rdmaconnect
 from rdmaconnect.runtime import wakeup
 
 #: how much is done: 1, what plain pytest has time for, to 100, all
 SCALE = min(max(int(os.environ.get("RDMACONNECT_CAMPAIGN", "1")), 1), 100)
+#: where is listened: what is done over TCP is done by rdma_cm too
+WHERE = {"tcp": "127.0.0.1:0", "rdma_cm": "rdma://127.0.0.1:0"}
+ADDRESSES = pytest.mark.parametrize("address", WHERE.values(), ids=WHERE)
 #: by so much a call may outlive its deadline, s
 LATE_S = 0.3
 
@@ -204,17 +209,37 @@ class Flat:
 
 
 class Machine:
-    """A process that does nothing but sleep, and so knows by how much this machine is too slow just now."""
+    """A process that does nothing but look by how much this machine is too slow just now.
+
+    It sleeps, and sees how late it wakes; and it adds up for how long the threads of this process could have run and
+    had no processor: whoever has the interpreter's lock meanwhile holds up all others.
+
+    Source: proc(5), /proc/pid/task/tid/schedstat: its second number, in ns.
+    """
 
     _PROGRAM = (
-        "import time\n"
+        "import glob, sys, time\n"
+        "def delays():\n"
+        " found = {}\n"
+        " for name in glob.glob(f'/proc/{sys.argv[1]}/task/*/schedstat'):\n"
+        "  try: found[name] = int(open(name).read().split()[1]) / 1e9\n"
+        "  except (OSError, IndexError): pass\n"
+        " return found\n"
+        "before = delays()\n"
         "while True:\n"
-        " t = time.monotonic(); time.sleep(0.01); d = time.monotonic() - t - 0.01\n"
-        " if d > 0.03: print(t, d, flush=True)\n"
+        " t = time.monotonic(); late = 0.0\n"
+        " for _ in range(5):\n"
+        "  n = time.monotonic(); time.sleep(0.01); d = time.monotonic() - n - 0.01\n"
+        "  late += d if d > 0.03 else 0\n"
+        " after = delays()\n"
+        " waited = sum(s - before.get(name, 0) for name, s in after.items())\n"
+        " before = after; late += waited if waited > 0.03 else 0\n"
+        " if late: print(t, late, flush=True)\n"
     )
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", self._PROGRAM], stdout=subprocess.PIPE, text=True)
+        program = [sys.executable, "-c", self._PROGRAM, str(os.getpid())]
+        self._process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
         self._seen: list[tuple[float, float]] = []
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -225,8 +250,8 @@ class Machine:
             self._seen.append((at, late))
 
     def behind_s(self, since: float) -> float:
-        """Seconds by which it woke late in all, since that time of the monotonic clock."""
-        return sum(late for at, late in list(self._seen) if at + late >= since)
+        """Seconds by which it was too slow in all, since that time of the monotonic clock, or just before."""
+        return sum(late for at, late in list(self._seen) if at + max(late, 0.1) >= since)
 
     def close(self) -> None:
         """End it."""

@@ -21,8 +21,8 @@ import faulthandler, logging, os, sys, threading, time
 faulthandler.enable()
 logging.getLogger("rdmaconnect").setLevel(logging.CRITICAL)
 import rdmaconnect
-from software import Software
-software = Software().install()
+from software import Network, Software
+software = Software(network=Network.shared(NETWORK) if NETWORK else None).install()
 def say(*words): print(*words, flush=True)
 def listen_for():  # a line of the test
     return sys.stdin.readline()
@@ -35,13 +35,14 @@ class Child:
     Args:
         program: its text, after which comes what every child has: ``rdmaconnect``, ``software``, ``say`` and
             ``listen_for``.
+        network: the directory of the network that its device is on; "" for one of its own.
         values: names that it has besides.
     """
 
-    def __init__(self, program: str, **values: Any) -> None:
+    def __init__(self, program: str, network: str = "", **values: Any) -> None:
         names = "".join(f"{name} = {value!r}\n" for name, value in values.items())
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _BEFORE + names + textwrap.dedent(program)],
+            [sys.executable, "-c", f"NETWORK = {network!r}\n{_BEFORE}{names}{textwrap.dedent(program)}"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=os.environ | {"PYTHONPATH": _PATH},
         )  # fmt: skip

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from software import Software
+from software import RdmaCm, Software
 
 import rdmaconnect
 
 from . import hostile, zmtp
-from .campaign import Campaign, Flat, aside, pair, scaled, until
+from .campaign import ADDRESSES, WHERE, Campaign, Flat, aside, pair, scaled, until
 from .zmtp import Peer
 
 MARK = 0x77
@@ -44,12 +44,12 @@ def witnesses(number: int = 60) -> Iterator[None]:
         assert kept == [b"8 bytes."] * len(pipes)
 
 
-@pytest.mark.parametrize("probe", [True, False])
+@pytest.mark.parametrize(("address", "probe"), [(WHERE["tcp"], True), (WHERE["tcp"], False), (WHERE["rdma_cm"], False)])
 def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
-    software: Software, counted: Campaign, probe: bool
+    software: Software, cm: RdmaCm, counted: Campaign, address: str, probe: bool
 ) -> None:
     rounds = scaled(40, 3000)
-    with rdmaconnect.listen("127.0.0.1:0", probe=probe) as listener:
+    with rdmaconnect.listen(address, probe=probe) as listener:
 
         def serve() -> None:
             for _ in range(rounds):
@@ -69,12 +69,15 @@ def test_a_connection_that_is_closed_at_once_is_accepted_with_what_was_sent(
     assert counted.counts["received"] == rounds
 
 
-def test_listeners_and_connections_closed_while_threads_use_them(software: Software, counted: Campaign) -> None:
+@ADDRESSES
+def test_listeners_and_connections_closed_while_threads_use_them(
+    software: Software, cm: RdmaCm, counted: Campaign, address: str
+) -> None:
     chance = random.Random(3)
     trials = scaled(7, 300)
     flat = Flat(counted, min(4, trials))
     for _ in range(trials):
-        listener = rdmaconnect.listen("127.0.0.1:0")
+        listener = rdmaconnect.listen(address)
         made: list[rdmaconnect.Connection] = []
 
         def accept(listener: rdmaconnect.Listener = listener, made: list[rdmaconnect.Connection] = made) -> None:
@@ -120,7 +123,8 @@ def test_listeners_and_connections_closed_while_threads_use_them(software: Softw
     assert counted.counts["accept: StateError"] == 3 * trials
 
 
-def test_listeners_closed_while_tasks_use_them(software: Software, counted: Campaign) -> None:
+@ADDRESSES
+def test_listeners_closed_while_tasks_use_them(software: Software, cm: RdmaCm, counted: Campaign, address: str) -> None:
     chance = random.Random(4)
     trials = scaled(7, 300)
 
@@ -137,7 +141,7 @@ def test_listeners_closed_while_tasks_use_them(software: Software, counted: Camp
         return result or True
 
     async def trial() -> None:
-        listener = await rdmaconnect.alisten("127.0.0.1:0")
+        listener = await rdmaconnect.alisten(address)
         made: list[rdmaconnect.AsyncConnection] = []
 
         async def accept() -> None:

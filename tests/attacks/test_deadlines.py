@@ -68,9 +68,9 @@ def test_calls_that_cannot_succeed(software: Software, counted: Campaign, deadli
 
     silent = socket.create_server(("127.0.0.1", 0))
     with silent, rdmaconnect.listen("127.0.0.1:0") as listener, rdmaconnect.listen("127.0.0.1:0") as other:
-        here, there = pair(other)
-        with here, there:
-            for _ in range(scaled(1, 20)):
+        for _ in range(scaled(1, 20)):
+            here, there = pair(other)  # anew: who waits in reconnect has given up the connection before
+            with here, there:
                 call("connect, nobody", rdmaconnect.connect, nobody())
                 call("connect, no route", rdmaconnect.connect, "192.0.2.1:18515")
                 call("connect, a silent host", rdmaconnect.connect, f"127.0.0.1:{silent.getsockname()[1]}")

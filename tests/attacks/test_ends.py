@@ -1,17 +1,13 @@
-"""Processes that end, are killed or fork with connections open: quietly, at once, and known to the other side."""
+"""Processes that end or fork with connections open: quietly, and at once."""
 
 from __future__ import annotations
 
 import json
-import signal
 import time
 
 import pytest
-from software import Software
 
-import rdmaconnect
-
-from .campaign import Campaign, aside, scaled, until
+from .campaign import Campaign, aside, scaled
 from .children import Child
 
 SECRET = {"secret": "a secret of thirty-two characters"}
@@ -206,61 +202,3 @@ def test_a_child_refuses_what_it_inherited_and_leaves_its_parent_alone(
     assert len(lines) == 17
     assert json.loads(lines[-2]) == ["None", "None"]
     assert lines[-1] == "[]"
-
-
-# ---- peers that are killed
-
-PEER = """
-connection = rdmaconnect.connect(url, deadline_s=10, probe=False, **options)
-say("connected")
-time.sleep(100)
-"""
-LISTENS = """
-listener = rdmaconnect.listen("127.0.0.1:0", probe=False, **options)
-say(listener.url)
-connection = listener.accept(deadline_s=10)
-time.sleep(100)
-"""
-
-
-@PLAIN_AND_PROTECTED
-@pytest.mark.parametrize("killed", ["connector", "listener"])
-def test_a_killed_peer_is_known_within_three_seconds(
-    software: Software, counted: Campaign, killed: str, options: dict[str, str]
-) -> None:
-    for _ in range(scaled(2, 30)):
-        if killed == "connector":
-            with rdmaconnect.listen("127.0.0.1:0", probe=False, **options) as listener:
-                accepted = aside(listener.accept, deadline_s=20)
-                child = Child(PEER, url=listener.url, options=options)
-                connection = accepted.result()
-                assert child.line() == "connected"
-        else:
-            child = Child(LISTENS, options=options)
-            connection = rdmaconnect.connect(child.line(), deadline_s=10, probe=False, **options)
-        with child, connection:
-            waiting = aside(connection.recv, deadline_s=10)
-            time.sleep(0.05)
-            began = time.monotonic()
-            child.signal(signal.SIGKILL)
-            error = waiting.exception()
-            counted.took("known", time.monotonic() - began, 3)
-            counted.count(f"recv: {type(error).__name__}")
-            assert isinstance(connection.lost, rdmaconnect.PeerClosed)
-    assert set(counted.failures()) == {"recv: PeerClosed"}
-
-
-def test_a_stopped_peer_is_not_gone(software: Software, counted: Campaign) -> None:
-    # SIGSTOP for less than the silence that is allowed: nobody may be blamed for it, on either side
-    with rdmaconnect.listen("127.0.0.1:0", probe=False) as listener:
-        accepted = aside(listener.accept, deadline_s=20)
-        with Child(PEER, url=listener.url, options={}) as child, accepted.result() as connection:
-            assert child.line() == "connected"
-            for _ in range(scaled(1, 5)):
-                child.signal(signal.SIGSTOP)
-                time.sleep(scaled(1, 6))
-                child.signal(signal.SIGCONT)
-                time.sleep(0.3)
-                counted.count("lost", connection.lost is not None)
-    assert counted.counts["lost"] == 0
-    assert until(lambda: software.left() == {})

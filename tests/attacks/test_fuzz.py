@@ -150,7 +150,10 @@ def answer(chance: random.Random, server: socket.socket) -> int:
     with sock, contextlib.suppress(OSError):
         peer.shake()
         asked = msgpack.unpackb(peer.recv())
-        reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, stages=[["x", 1]])
+        if asked["t"] == "hello":
+            reply = hostile.reply(asked, token=chance.randbytes(16), beat=1000, stages=[["x", 1]])
+        else:  # a connection that stands has lost its side channel, and resumes it
+            reply = {"v": 1, "t": "beat", "id": asked["id"]}
         reject = {
             "v": 1, "t": "reject", "id": asked["id"], "stage": "x", "errno": chance.choice((0, 110, 22)),
             "why": "no", "ports": [hostile.port()], "again": chance.choice((0, 10)),

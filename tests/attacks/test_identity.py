@@ -12,6 +12,7 @@ from software import Software
 
 import rdmaconnect
 from rdmaconnect.exchange.curve import keygen
+from rdmaconnect.protocol.handshake import NO_ID
 
 from . import hostile
 from .campaign import Campaign, aside, scaled
@@ -58,6 +59,44 @@ def test_a_stranger_who_knows_the_id_takes_nothing_over(software: Software, coun
     assert counted.counts["taken over"] == 0
     assert counted.counts["takeovers tried"] == 3 * scaled(5, 200)
     assert counted.failures() == {}, counted.said
+
+
+def test_a_stranger_resumes_nothing(software: Software, counted: Campaign, tmp_path: Path) -> None:
+    # neither with the id, which is seen on the data path, nor with the token of another one, nor over another key
+    known = tmp_path / "known"
+    known.mkdir()
+    keygen(tmp_path, "listener")
+    for name in ("alice", "mallory"):
+        keygen(known, name)
+    listens = {"key": str(tmp_path / "listener.key_secret"), "peer_keys": str(known)}
+    with rdmaconnect.listen("127.0.0.1:0", **listens) as listener, rdmaconnect.listen("127.0.0.1:0") as plain:
+        accepted = aside(listener.accept, deadline_s=10)
+        theirs = {"key": str(known / "alice.key_secret"), "peer_key": str(tmp_path / "listener.key")}
+        alice = rdmaconnect.connect(listener.url, deadline_s=10, **theirs)
+        there = accepted.result()
+        ident, token = there._end.conversation.id, there._end.token
+        accepted = aside(plain.accept, deadline_s=10)
+        bob = rdmaconnect.connect(plain.url, deadline_s=10)
+        other = accepted.result()
+        for _ in range(scaled(3, 100)):
+            for its_id, its_token in (
+                (ident, token), (ident, os.urandom(16)), (ident, ident), (os.urandom(16), token),
+                (other._end.conversation.id, os.urandom(16)), (ident, other._end.token), (NO_ID, NO_ID),
+            ):  # fmt: skip
+                stranger = Peer.connect(plain.port)
+                stranger.send(hostile.message("resume", its_id, token=its_token))
+                answer = msgpack.unpackb(stranger.recv())
+                counted.count(f"{answer['t']} at {answer.get('stage')}: {answer.get('why')}")
+                for kind, fields in (("bye", {"why": "so"}), ("beat", {})):
+                    stranger.send(hostile.message(kind, its_id, **fields))
+                stranger.close()
+        for here, end in ((alice, there), (bob, other)):
+            here.send(b"still")
+            counted.count("still heard", end.recv(deadline_s=5) == b"still" and end.lost is None)
+            here.close()
+            end.close()
+    tries = 7 * scaled(3, 100)
+    assert dict(counted.counts) == {"reject at resume: it is not known here.": tries, "still heard": 2}
 
 
 def test_another_authorised_key_takes_nothing_over(software: Software, counted: Campaign, tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from software import Software, after_verbs
+from software import RdmaCm, Software, after_verbs
 
 import rdmaconnect
 from rdmaconnect.exchange.alive import open_channels
+from rdmaconnect.protocol.health import HealthState
 
-from .campaign import Campaign, descriptors, scaled, until
+from .campaign import ADDRESSES, WHERE, Campaign, descriptors, scaled, until
 
 
 class Interrupt(KeyboardInterrupt):
@@ -27,8 +28,10 @@ class Interrupt(KeyboardInterrupt):
 class Scene:
     """A listener, and a peer that does the other half of whatever is interrupted."""
 
-    def __init__(self, what: str) -> None:
-        self.listener = rdmaconnect.listen("127.0.0.1:0", regions={"there": bytearray(2000)})
+    def __init__(self, what: str, address: str) -> None:
+        self.address = address
+        lasting: Any = {"auto_reconnect": 5} if what == "come back" else {}
+        self.listener = rdmaconnect.listen(address, regions={"there": bytearray(2000)}, **lasting)
         self.connection: rdmaconnect.Connection | None = None
         self._over = threading.Event()
         self._box: list[rdmaconnect.Connection] = []
@@ -40,8 +43,8 @@ class Scene:
                 self.addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (one, other)]
         self.thread = threading.Thread(target=half)
         self.thread.start()
-        if what in ("close", "recv", "write", "batches", "reconnect"):
-            self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10)
+        if what in ("close", "recv", "write", "batches", "reconnect", "come back"):
+            self.connection = rdmaconnect.connect(self.listener.url, deadline_s=10, **lasting)
         self.pool = rdmaconnect.Pool(self.listener.url, 2) if what in ("acquire", "close a pool") else None
         self.calls: dict[str, Callable[[], Any]] = {
             "acquire": lambda: self._pool.acquire(deadline_s=3),
@@ -50,11 +53,12 @@ class Scene:
             "accept": lambda: self.listener.accept(deadline_s=3),
             "close": lambda: self._made.close(),
             "close a listener": lambda: self.listener.close(),
-            "listen": lambda: rdmaconnect.listen("127.0.0.1:0"),
+            "listen": lambda: rdmaconnect.listen(self.address),
             "recv": lambda: self._made.recv(deadline_s=0.03),
             "write": lambda: [self._made.write(bytes(2000), "there", deadline_s=1) for _ in range(30)],
             "batches": self._batches,
             "reconnect": lambda: self._made.reconnect(deadline_s=3),
+            "come back": self._come_back,
             "meet": lambda: rdmaconnect.meet(*self.addresses, deadline_s=3),
         }
 
@@ -67,6 +71,12 @@ class Scene:
     def _pool(self) -> rdmaconnect.Pool:
         assert self.pool is not None
         return self.pool
+
+    def _come_back(self) -> None:
+        for _ in range(3):
+            self._made._end.conversation.turn(HealthState.DEAD, "the test ends this life.")
+            self._made.write(bytes(9), "there", deadline_s=3)
+            self._made.read("there", deadline_s=3)
 
     def _batches(self) -> None:
         for _ in range(5):
@@ -129,12 +139,22 @@ WHAT = [
     "write",
     "batches",
     "reconnect",
+    "come back",
     "meet",
 ]
+#: those that there are over TCP alone
+OVER_TCP = {"acquire", "close a pool", "reconnect", "come back", "meet"}
 
 
-@pytest.mark.parametrize("what", WHAT)
-def test_ctrl_c(software: Software, counted: Campaign, what: str) -> None:
+def by_both(calls: list[str]) -> Any:
+    """Each call, by each exchange that has it."""
+    cases = [(what, name) for what in calls for name in WHERE if name == "tcp" or what not in OVER_TCP]
+    params = [pytest.param(what, WHERE[name], id=f"{what}, {name}") for what, name in cases]
+    return pytest.mark.parametrize(("what", "address"), params)
+
+
+@by_both(WHAT)
+def test_ctrl_c(software: Software, cm: RdmaCm, counted: Campaign, what: str, address: str) -> None:
     chance = random.Random(what)
     armed = False
 
@@ -147,7 +167,7 @@ def test_ctrl_c(software: Software, counted: Campaign, what: str) -> None:
     try:
         with after_verbs(signal.SIGALRM):
             for trial in range(scaled(7, 115)):
-                scene = Scene(what)
+                scene = Scene(what, address)
                 result = None
                 delay_s = chance.uniform(0.00002, 1.2 * sorted(took)[len(took) // 2] if took else 0.02)
                 began = time.monotonic()
@@ -181,20 +201,22 @@ def test_ctrl_c(software: Software, counted: Campaign, what: str) -> None:
                     flat = descriptors()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert until(lambda: open_channels() == 0 and descriptors() <= flat + 40)
+    back = until(lambda: open_channels() == 0 and descriptors() <= flat + 40)
+    assert back, (open_channels(), descriptors(), flat)
     assert counted.counts["hangs"] == 0
     # a listener interrupted in close is closed all the same, so its peer sees that
-    assert set(counted.failures()) <= {"recv: DeadlineExceeded", "meet: ConnectTimeout"}
+    allowed = {"recv: DeadlineExceeded", "meet: ConnectTimeout", "come back: OutcomeUnknown"}
+    assert set(counted.failures()) <= allowed
     assert counted.counts["interrupted"] > 0
 
 
-@pytest.mark.parametrize("what", ["connect", "accept", "write", "recv", "close", "reconnect"])
-def test_cancelled_tasks(software: Software, counted: Campaign, what: str) -> None:
+@by_both(["connect", "accept", "write", "recv", "close", "reconnect"])
+def test_cancelled_tasks(software: Software, cm: RdmaCm, counted: Campaign, what: str, address: str) -> None:
     chance = random.Random(what)
     took: list[float] = []
 
     async def one(cancels: bool) -> None:
-        listener = await rdmaconnect.alisten("127.0.0.1:0", regions={"there": bytearray(2000)})
+        listener = await rdmaconnect.alisten(address, regions={"there": bytearray(2000)})
         box: list[rdmaconnect.AsyncConnection] = []
         connection: Any = None
 
@@ -274,12 +296,13 @@ def test_cancelled_tasks(software: Software, counted: Campaign, what: str) -> No
     assert counted.counts["cancelled"] > 0
 
 
-def test_waits_that_are_given_up(software: Software, counted: Campaign) -> None:
+@ADDRESSES
+def test_waits_that_are_given_up(software: Software, cm: RdmaCm, counted: Campaign, address: str) -> None:
     chance = random.Random(2)
 
     async def all_of_them() -> None:
         for _ in range(scaled(20, 300)):
-            listener = await rdmaconnect.alisten("127.0.0.1:0")
+            listener = await rdmaconnect.alisten(address)
             accepting = asyncio.create_task(listener.accept(deadline_s=2))
             got = []
             try:

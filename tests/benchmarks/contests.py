@@ -80,6 +80,46 @@ def mean(values: list[float]) -> float:
     return fmean(values)
 
 
+def both(listen: Reply, connect: Reply, of: Callable[[Reply], float], count: int) -> float:
+    """us per connection of both nodes together."""
+    return (of(listen) + of(connect)) / 1e3 / count
+
+
+def profile(what: str, **verbs: tuple[str, ...]) -> dict[str, Figure]:
+    """What time goes to: elapsed, what both nodes took of their processors, and of that what they spent in verbs.
+
+    The rest of the processors' time is Python, the C library and the kernel's TCP. The two nodes have a processor each,
+    so that each figure but the first may come to twice what has elapsed.
+
+    Args:
+        what: was done, for the figures' names.
+        **verbs: a name, and the verbs that it stands for; all others are told as one.
+    """
+    named = {verb for group in verbs.values() for verb in group}
+
+    def in_verbs(which: Callable[[str], bool]) -> Figure:
+        return lambda listen, connect, count: both(
+            listen, connect, lambda side: sum(ns for verb, ns in side["spent"].items() if which(verb)), count
+        )
+
+    figures: dict[str, Figure] = {
+        f"profile: {what}, elapsed": connecting if "close" not in what else closing,
+        f"profile: {what}, processors": lambda listen, connect, count: both(
+            listen, connect, lambda side: side["cpu_ns"], count
+        ),
+    }
+    for name, group in verbs.items():
+        figures[f"profile: {what}, {name}"] = in_verbs(frozenset(group).__contains__)
+    return figures | {f"profile: {what}, other verbs": in_verbs(lambda verb: verb not in named)}
+
+
+#: the verbs that a profile tells by name
+MAKING = {
+    "create_qp": ("ibv_create_qp",), "modify_qp": ("ibv_modify_qp",), "post_recv": ("ibv_post_recv",),
+    "reg_mr and dereg_mr": ("ibv_reg_mr", "ibv_reg_mr_iova2", "ibv_dereg_mr"),
+}  # fmt: skip
+
+
 # ---- figures of what others' programs print
 
 
@@ -228,7 +268,7 @@ def contests(scale: Scale) -> dict[str, Contest]:
                 Turn("ibverbs", "connect {count} {bulk}", {"batch: ibverbs": connecting}),
                 Turn(
                     "ours", "connect_unproven {count} {bulk}", {"batch: connect_many, no probe": connecting},
-                    {"close: close()": closing},
+                    {"close: close_many()": closing},
                 ),
                 Turn("ours", "connect {count} {bulk}", {"batch: connect_many": connecting}),
             ),
@@ -250,6 +290,19 @@ def contests(scale: Scale) -> dict[str, Contest]:
                 Turn("pyverbs", "pingpong {iters}", {"pingpong: pyverbs": tripping}),
                 Turn("ours", "objects {iters}", {"pingpong: objects": tripping}),
                 Turn("ours", "pingpong {iters}", {"pingpong: send and recv": tripping}),
+            ),
+        ),
+        "profile": Contest(
+            "what the time of rdmaconnect's own goes to; each verb is timed, which takes a little more",
+            (
+                Turn(
+                    "ours", "timed connect_unproven {count} {bulk}", profile("one of many, no probe", **MAKING),
+                    profile("one of close_many()", destroy_qp=("ibv_destroy_qp",)), instance="timed",
+                ),
+                Turn(
+                    "ours", "timed one_unproven 1 {single}", profile("connect, no probe", **MAKING),
+                    repeat="{ones}", instance="timed",
+                ),
             ),
         ),
         "write": Contest(

@@ -35,9 +35,14 @@ import software  # noqa: E402
 from software.calls import ENTRIES  # noqa: E402
 
 import rdmaconnect  # noqa: E402
+from rdmaconnect import verbs  # noqa: E402
+from rdmaconnect.abi import WrOpcode  # noqa: E402
+from rdmaconnect.objects.work_request import RecvRequest, SendRequest  # noqa: E402
 
 #: where the code is that is not counted: the device's, and this
 LEFT_OUT = (str(Path(software.__file__).parent), __file__)
+# a device of C has no lock around what is posted and polled
+ENTRIES.update(method.__code__ for method in vars(verbs._Guarded).values() if hasattr(method, "__code__"))
 #: the work is over when nothing was counted for so long, in seconds: a part of it is done in the background
 QUIET_S = 0.2
 PATIENCE_S = 300.0
@@ -155,6 +160,7 @@ def play(count: int, messages: int, phase: Phase) -> None:
                 here.send(data)
                 there.recv()
         close(conns)
+        through_objects(data, messages, phase)
         with rdmaconnect.Pool(listener.url, 1, deadline_s=PATIENCE_S) as pool:
             pool.warm(deadline_s=PATIENCE_S)
             pool.spare = 0  # the next one, which is made in the background, costs what the second connection does
@@ -165,6 +171,29 @@ def play(count: int, messages: int, phase: Phase) -> None:
             conns = both(many, count)
         with phase(f"close one of {count}", count):
             close(conns)
+        conns = both(many, count)
+        with phase(f"one of close_many({count})", count):
+            rdmaconnect.close_many(conns)
+
+
+def through_objects(data: bytes, messages: int, phase: Phase) -> None:
+    """Send messages from one queue pair to another; both poll. The first time the requests are looked at."""
+    with software.joined() as (here, there):
+        send = SendRequest().fill_inline(1, WrOpcode.SEND, data)
+        recv = RecvRequest(2, there.mr.addr, len(data), there.mr.lkey)
+
+        def message() -> None:
+            there.qp.post_recv(recv)
+            here.qp.post_send(send)
+            while not here.cq.busy_poll(64):
+                pass
+            while not there.cq.busy_poll(64):
+                pass
+
+        message()
+        with phase(f"{SIZE} bytes through the objects", messages):
+            for _ in range(messages):
+                message()
 
 
 class Counting:

@@ -133,7 +133,10 @@ static void join(int count, int depth, int size, int send_depth, int port, int q
 	mark = now();
 	struct ibv_qp_init_attr init = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = send_depth, .max_recv_wr = depth, .max_send_sge = 1, .max_recv_sge = 1},
+		.cap = {
+			.max_send_wr = send_depth, .max_recv_wr = depth, .max_send_sge = 1, .max_recv_sge = 1,
+			.max_inline_data = MESSAGE, /* as rdmaconnect's: rxe's send queue is twice as large for it */
+		},
 	};
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT, .port_num = 1,

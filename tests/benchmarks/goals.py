@@ -53,7 +53,7 @@ def goals(scale: Scale) -> tuple[Goal, ...]:
             f"{many}, probe off, against cmtime -c {scale.count}, its steps", "batch: connect_many, no probe",
             "batch: cmtime", 0.5,
         ),
-        Goal(f"close of {scale.count} against ibv_destroy_qp", "close: close()", "close: ibv_destroy_qp", 3.0),
+        Goal(f"close of {scale.count} against ibv_destroy_qp", "close: close_many()", "close: ibv_destroy_qp", 3.0),
         Goal("ping-pong, object layer, against ibv_rc_pingpong", "pingpong: objects", "pingpong: ibv_rc_pingpong", 1.1),
         Goal("the same against PyPI ibverbs", "pingpong: objects", "pingpong: ibverbs", 0.95),
         Goal("the same against pyverbs", "pingpong: objects", "pingpong: pyverbs", 0.95),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import resource
 import secrets
-from collections import deque
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -14,19 +16,58 @@ from typing import Any
 from program import MESSAGE, RECEIVES, Program, check, now, pattern, resident, swap
 
 import rdmaconnect
-from rdmaconnect import Pool, connect, connect_many, listen
+from rdmaconnect import Pool, abi, close_many, connect, connect_many, listen, verbs
 from rdmaconnect.abi import QpState, QpType, WrOpcode
 from rdmaconnect.agreement.path import AhAttr
 from rdmaconnect.objects.completion import CQ
 from rdmaconnect.objects.context import open_device
 from rdmaconnect.objects.memory import FULL_ACCESS, MR, PD
 from rdmaconnect.objects.queuepair import QueuePair
-from rdmaconnect.objects.work_request import RecvRequest, SendRequest
+from rdmaconnect.objects.work_request import RecvList, SendRequest
 
 PATIENCE_S = 600.0
 #: polls before a wait sleeps, where the others poll without end
 SPIN = 1 << 30
-SEND, RECV = 1, 2
+#: and how many of those the object layer does in a row
+TRIES = 64
+#: the send's id: those of the receives count from 0
+SEND = 1 << 32
+
+
+class Timed:
+    """What a program's time goes to: libibverbs with the time in each of its calls taken, ns.
+
+    Where a thread waits for its turn on the processor inside of a call, that is taken for the call's.
+    """
+
+    def __init__(self) -> None:
+        self.library, self.op, self.spent = verbs.library(), verbs.op, Counter[str]()
+        verbs.use(self)
+        verbs.op = self.timed_op
+
+    def __getitem__(self, name: str) -> Any:
+        function = self.library[name]
+        return function if name not in abi.PROTOTYPES else self.timed(name, function)
+
+    def timed_op(self, name: str, holder: Any) -> Any:
+        """The same for a verb that goes through the device's own table."""
+        return self.timed(name, self.op(name, holder))
+
+    def timed(self, name: str, function: Any) -> Any:
+        """A function that counts the time in another."""
+        if name in abi.PROTOTYPES:
+            prototype = abi.PROTOTYPES[name]
+            function.restype, function.argtypes = prototype.restype, prototype.argtypes
+        spent = self.spent
+
+        def call(*args: Any) -> Any:
+            begin = now()
+            try:
+                return function(*args)
+            finally:
+                spent[name] += now() - begin
+
+        return call
 
 
 class Ours(Program):
@@ -39,6 +80,7 @@ class Ours(Program):
         self.pool: rdmaconnect.Pool | None = None
         self.playing: dict[int, rdmaconnect.Connection] = {}
         self.object: Any = None
+        self.timed: Timed | None = None
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -46,6 +88,25 @@ class Ours(Program):
         """What each queue pair has by default: the others get the same (recv_depth, recv_size, send_depth)."""
         sizes = {"single": rdmaconnect.Options().sizes(1), "bulk": rdmaconnect.Options().sizes(2)}
         return {name: [of.recv_depth, of.recv_size, of.send_depth] for name, of in sizes.items()}
+
+    def time_verbs(self) -> None:
+        """Take the time in each verb from here on."""
+        self.timed = self.timed or Timed()
+
+    def begun(self) -> Callable[[], dict[str, Any]]:
+        """What is measured begins now; what is given tells, when it is over, how long it took, and of what."""
+        spent = Counter[str]() if self.timed is None else self.timed.spent.copy()
+        begin, cpu = now(), time.process_time_ns()
+
+        def ended() -> dict[str, Any]:
+            end = now()
+            times: dict[str, Any] = {"begin": begin, "end": end}
+            if self.timed is not None:
+                verbs_ns = dict(self.timed.spent - spent)
+                times |= {"cpu_ns": time.process_time_ns() - cpu, "spent": verbs_ns}
+            return times
+
+        return ended
 
     # ---- connecting
 
@@ -113,9 +174,9 @@ class Ours(Program):
         self, count: int, size: int, make: Any, ordered: bool = True, whose: str = "all others'"
     ) -> dict[str, Any]:
         """Make connections, on either side; then send a message over the first and the last of them, and take one."""
-        before, begin = resident(), now()
+        before, ended = resident(), self.begun()
         made = self.accepted(count, whose) if self.listens else make()
-        end, after = now(), resident()
+        times, after = ended(), resident()
         self.conns += made
         if ordered and made[0].local.recv_size != size:
             raise ValueError(f"receives of {made[0].local.recv_size} bytes, not {size} as the others have")
@@ -124,16 +185,15 @@ class Ours(Program):
             conn.send(pattern(self.listens))
         for conn in proven:
             check(conn.recv(), self.listens)
-        return {"begin": begin, "end": end, "rss_before": before, "rss_after": after}
+        return {**times, "rss_before": before, "rss_after": after}
 
     def close(self) -> dict[str, Any]:
         """Close them all."""
-        begin = now()
-        for conn in self.conns:
-            conn.close()
-        end = now()
+        ended = self.begun()
+        close_many(self.conns)
+        times = ended()
         self.conns = []
-        return {"begin": begin, "end": end}
+        return times
 
     # ---- data
 
@@ -203,19 +263,20 @@ class Ours(Program):
                 self.object = self.queue_pair(sock)
                 swap(sock, b"d")
         else:
-            self.object.memory[:-MESSAGE] = bytes(RECEIVES * MESSAGE)
+            self.object.memory[:] = bytes(RECEIVES * MESSAGE)
             self.ready()
         of = self.object
         qp, cq, send, recvs = of.qp, of.cq, of.send, of.recvs
-        wcs, poll, sent, received, first = cq.wcs, cq.poll, 0, 0, int(not self.listens)
+        poll, sent, received, first = cq.busy_poll, 0, 0, int(not self.listens)
         left = of.left
         begin = now()
         for i in range(iters):
             if first:
                 qp.post_send(send)
             while received <= i or sent < i + first:
-                for n in range(poll()):
-                    wc = wcs[n]
+                while not (wcs := poll(TRIES)):
+                    pass
+                for wc in wcs:
                     if wc.status:
                         raise ValueError(f"a completion with status {wc.status}")
                     if wc.wr_id == SEND:
@@ -225,14 +286,14 @@ class Ours(Program):
                         left -= 1
                         if not left:
                             left = RECEIVES
-                            qp.post_recv(*recvs)
+                            qp.post_recv(recvs)
             if not first:
                 qp.post_send(send)
         end = now()
         of.left = left
         while sent < iters:
-            sent += poll()
-        check(of.memory[: RECEIVES * MESSAGE], self.listens)
+            sent += cq.poll()
+        check(of.memory[:], self.listens)
         return {"begin": begin, "end": end}
 
     def queue_pair(self, sock: Any) -> Any:
@@ -240,18 +301,17 @@ class Ours(Program):
         with ExitStack() as stack:
             context = stack.enter_context(open_device(self.device))
             pd, cq = stack.enter_context(PD(context)), stack.enter_context(CQ(context, 2 * RECEIVES))
-            memory = mmap.mmap(-1, (RECEIVES + 1) * MESSAGE)
-            memory[:] = bytes(RECEIVES * MESSAGE) + pattern(self.listens)
+            memory = mmap.mmap(-1, RECEIVES * MESSAGE)
             mr = stack.enter_context(MR(pd, memory))
-            sizes = {"max_send_wr": RECEIVES, "max_recv_wr": RECEIVES}
+            sizes = {"max_send_wr": RECEIVES, "max_recv_wr": RECEIVES, "max_inline_data": MESSAGE}
             qp = stack.enter_context(QueuePair(pd, cq, cq, QpType.RC, **sizes))
             port = context.port(1)
             gid = next(entry for entry in port.gids if entry.gid_index == self.gid_index)
             qp.modify({
                 "qp_state": QpState.INIT, "pkey_index": 0, "port_num": 1, "qp_access_flags": FULL_ACCESS,
             })  # fmt: skip
-            recvs = [RecvRequest.scatter(RECV + i, mr.sge(i * MESSAGE, MESSAGE)) for i in range(RECEIVES)]
-            qp.post_recv(*recvs)
+            recvs = RecvList(RECEIVES, MESSAGE, mr.lkey).at(mr.addr)
+            qp.post_recv(recvs)
             psn = secrets.randbits(24)
             mine = gid.gid.raw + qp.qp_num.to_bytes(4, "big") + psn.to_bytes(4, "big")
             theirs = swap(sock, mine)
@@ -265,7 +325,7 @@ class Ours(Program):
                 "qp_state": QpState.RTS, "sq_psn": psn, "timeout": 18, "retry_cnt": 6, "rnr_retry": 7,
                 "max_rd_atomic": 1,
             })  # fmt: skip
-            send = SendRequest().fill(SEND, WrOpcode.SEND, mr.addr + RECEIVES * MESSAGE, MESSAGE, mr.lkey)
+            send = SendRequest().fill_inline(SEND, WrOpcode.SEND, pattern(self.listens))
             kept = stack.pop_all()
         return SimpleNamespace(qp=qp, cq=cq, memory=memory, send=send, recvs=recvs, left=RECEIVES, kept=kept)
 

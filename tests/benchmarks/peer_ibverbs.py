@@ -141,7 +141,9 @@ class Ibverbs(Program):
             if first:
                 qp.post_send(send)
             while received <= i or sent < i + first:
-                for wc in cq.poll(2):
+                while not (wcs := cq.poll(2)):
+                    pass
+                for wc in wcs:
                     if wc.status != success:
                         wc.raise_for_status()
                     if wc.wr_id == SEND:

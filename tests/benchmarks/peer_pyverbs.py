@@ -72,8 +72,9 @@ class Pyverbs(Program):
             if first:
                 qp.post_send(send)
             while received <= i or sent < i + first:
-                _, wcs = cq.poll(2)
-                for wc in wcs:
+                while not (found := cq.poll(2))[0]:
+                    pass
+                for wc in found[1]:
                     if wc.status:
                         raise ValueError(f"a completion with status {wc.status}")
                     if wc.wr_id == SEND:

@@ -3,7 +3,8 @@
     PROGRAM listen|connect DEVICE GID_INDEX ADDRESS
 
 Both sides are told the same words and numbers. The listening one says first at which port it waits; the last number is
-that port, and 0 for the listening side. ``first WORD NUMBERS...`` does it in a child that has done nothing before.
+that port, and 0 for the listening side. ``first WORD NUMBERS...`` does it in a child that has done nothing before,
+``timed WORD NUMBERS...`` in a process that takes the time in each verb, from there on.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class Program:
         say(started=1, **program.started())
         for line in sys.stdin:
             word, *numbers = line.split()
+            if word == "timed":
+                program.time_verbs()
+                word, *numbers = numbers
             if word != "first":
                 say(**program.obey(word, numbers))
             elif pid := os.fork():
@@ -59,6 +63,10 @@ class Program:
                 program.obey("close", [])
                 sys.stdout.flush()
                 os._exit(0)
+
+    def time_verbs(self) -> None:
+        """Take the time in each verb from here on, where the program can do that."""
+        raise NotImplementedError(f"{type(self).__name__} has no times of its verbs")
 
     def obey(self, word: str, numbers: list[str]) -> dict[str, Any]:
         """Do one thing."""

@@ -191,7 +191,7 @@ class Player:
             answers = pair.play(words)
             for name, figure in turn.figures.items():
                 found.setdefault(name, []).append(figure(*answers, count))
-            if words.startswith(("connect", "one", "storm", "memory")):
+            if words.removeprefix("timed ").startswith(("connect", "one", "storm", "memory")):
                 answers = pair.close()
                 for name, figure in turn.after.items():
                     found.setdefault(name, []).append(figure(*answers, count))

@@ -198,6 +198,6 @@ def test_nothing_is_left_of_the_clock() -> None:
     with Software(network=Network(ack_timeout_s=30)) as software, joined(to=QpState.INIT) as (here, there):
         here.climb(there)
         send(here, 1, b"x")
-        assert "software device's clock" in {thread.name for thread in threading.enumerate()}
-    assert "software device's clock" not in {thread.name for thread in threading.enumerate()}
+        assert software.network.clock.runs
+    assert not software.network.clock.runs
     assert software.problems() == []

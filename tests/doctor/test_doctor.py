@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from ipaddress import IPv4Interface
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rdmaconnect.doctor.host import Device, Firewall, Library, Limits, Netdev, N
 from rdmaconnect.doctor.remedies import REMEDIES
 from rdmaconnect.doctor.report import WIDTH, as_json, host_lines
 from rdmaconnect.objects.port import Port
+from rdmaconnect.session.ports import LeftOut
 
 HERE = gid("10.0.0.1", gid_index=1)
 LOCAL = gid("fe80::1", gid_index=0)
@@ -340,3 +342,102 @@ def test_every_fail_or_warning_that_can_be_mended_says_how() -> None:
         # what an error of the library says has its own next step
         lacking = [f for f in said(sorry) if not f.fix and f.name not in ("choice", "device", "queue pair", "devices")]
         assert lacking == []
+
+
+# ---- what network devices in one subnet do to RoCE
+
+
+def nics(**settings: int | None) -> dict[str, Netdev]:
+    addresses = {"eth0": "10.0.0.1/24", "eth1": "10.0.0.9/16", "eth2": "10.5.0.1/24", "lo": "127.0.0.1/8"}
+    return {name: Netdev(name, addresses=(IPv4Interface(text),), **settings) for name, text in addresses.items()}
+
+
+def test_two_network_devices_in_one_subnet_are_looked_at() -> None:
+    (finding,) = said(host(netdevs=nics(arp_ignore=0, arp_announce=0, rp_filter=1)), "arp")
+    assert finding.verdict is WARN
+    assert finding.words == (
+        "eth0 and eth1 are in one subnet (10.0.0.0/24); arp_ignore 0: each answers ARP for the other's address; "
+        "arp_announce 0: each asks with the other's address; rp_filter 1: what comes to the one that the route does "
+        "not lead to is dropped."
+    )
+    assert finding.fix.startswith(
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=2"
+    )
+
+
+def test_where_each_answers_for_itself_all_is_well() -> None:
+    (finding,) = said(host(netdevs=nics(arp_ignore=1, arp_announce=2, rp_filter=2)), "arp")
+    assert finding.verdict is OK
+    assert said(host(netdevs=nics(arp_ignore=None, arp_announce=None, rp_filter=None)), "arp")[0].verdict is OK
+
+
+def test_network_devices_that_carry_no_roce_are_nobodys_business() -> None:
+    others = {name: replace(netdev, name=f"x{name}") for name, netdev in nics(arp_ignore=0).items()}
+    assert said(host(netdevs=others), "arp") == []
+
+
+# ---- which provider, which file, which node
+
+
+@pytest.mark.parametrize(
+    ("driver", "library", "words", "fix"),
+    [
+        ("qede", {}, "its provider qedr is not installed", "apt install ibverbs-providers"),
+        (
+            "mlx5_core", {"drivers": {"/etc/libibverbs.d/rxe.driver": "rxe"}},
+            "no .driver file, as /etc/libibverbs.d/mlx5.driver, names its provider",
+            "echo 'driver mlx5' > /etc/libibverbs.d/mlx5.driver",
+        ),
+        (
+            "mlx5_core", {"drivers": {"/etc/libibverbs.d/mlx5.driver": "mlx5"}},
+            "its provider mlx5 is there, and named, but does not take it", "apt install ibverbs-providers",
+        ),
+        ("", {}, "it lacks the provider, or the node", "apt install ibverbs-providers"),
+    ],
+)  # fmt: skip
+def test_a_device_that_is_not_listed_is_told_what_it_lacks(
+    driver: str, library: dict[str, Any], words: str, fix: str
+) -> None:
+    found = Library("/usr/lib/libibverbs.so.1", "1.14", ("mlx5", "rxe"), **library)
+    (finding,) = said(host(Device("dev0", driver, listed=False), library=found, choice=(), nodes=()), "device")
+    assert words in finding.words
+    assert fix in finding.fix
+
+
+def test_a_device_without_its_node_is_told_that_and_not_that_the_provider_lacks() -> None:
+    node = Node("/dev/infiniband/uverbs0", "dev0", errno.ENOENT)
+    (finding,) = said(host(Device("dev0", "mlx5_core", listed=False), nodes=(node,), choice=()), "device")
+    assert finding.words.endswith("libibverbs does not list it: its node /dev/infiniband/uverbs0 is missing.")
+
+
+def test_a_driver_file_of_a_provider_that_is_gone_is_stale() -> None:
+    files = {"/etc/libibverbs.d/old.driver": "old", "/etc/libibverbs.d/rxe.driver": "rxe"}
+    found = Library("/usr/lib/libibverbs.so.1", "1.14", ("rxe",), drivers=files)
+    (stale,) = [f for f in said(host(library=found), "providers") if "stale" in f.words]
+    assert (stale.verdict, stale.fix.startswith("rm /etc/libibverbs.d/old.driver, or install")) == (INFO, True)
+    (stale,) = [f for f in said(host(library=found, choice=()), "providers") if "stale" in f.words]
+    assert stale.verdict is WARN
+
+
+# ---- which address, which device
+
+
+def test_an_address_of_another_namespace_is_not_chosen_before_ones_own_and_marked_where_it_is() -> None:
+    foreign = replace(gid("10.0.0.7", gid_index=0), here=False)
+    pod = host(device(port(foreign, HERE)), here=frozenset([HERE.gid.raw]))
+    (chosen,) = said(pod, "choice")
+    assert "with gid_index 1 (::ffff:10.0.0.1" in chosen.words
+    only = host(device(port(foreign)), here=frozenset())
+    chosen, warning = said(only, "choice")
+    assert (warning.verdict, "is no address of this network namespace" in warning.words) == (WARN, True)
+
+
+@pytest.mark.parametrize(("address", "verdict"), [("10.0.0.7", FAIL), ("", WARN)])
+def test_a_device_that_cannot_be_opened_is_left_out_in_words(address: str, verdict: Verdict) -> None:
+    left = LeftOut("rxe1", address, "open rxe1: ibv_open_device: EACCES (13), Permission denied.")
+    partly = host(device(GOOD), Device("rxe1", "rxe", error=left.error), left_out=(left,))
+    _, finding = said(partly, "choice")
+    assert finding.verdict is verdict
+    assert finding.words.startswith("Left out: rxe1")
+    assert ("which has 10.0.0.7, where the route to the peer starts" in finding.words) is bool(address)
+    assert list(host_lines(partly, []))[-1] == "A connection can be made from this host, but not by rxe1."

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rdmaconnect.agreement.options import Options
-from rdmaconnect.doctor import access, examine, gather, netlink, reading
+from rdmaconnect.doctor import access, examine, gather, reading
+from rdmaconnect.objects import netlink
 
 #: by name, the function hides its module
 world = sys.modules["rdmaconnect.doctor.gather"]
@@ -71,6 +72,26 @@ def test_a_node_is_opened_to_see_who_may(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(access.os, "open", refuse)
         assert access.nodes()[0].errno == number
         monkeypatch.setattr(access.os, "open", real)
+
+
+def test_the_kernel_tells_addresses_and_what_holds_for_arp() -> None:
+    assert ipaddress.IPv4Interface("127.0.0.1/8") in netlink.ipv4_addresses()["lo"]
+    lo = gather(Options()).netdevs["lo"]
+    assert ipaddress.IPv4Interface("127.0.0.1/8") in lo.addresses
+    for name in ("arp_ignore", "arp_announce", "rp_filter"):
+        values = [Path(f"/proc/sys/net/ipv4/conf/{where}/{name}") for where in ("lo", "all")]
+        if all(value.exists() for value in values):
+            assert getattr(lo, name) == max(int(value.read_text()) for value in values)
+
+
+def test_driver_files_are_read_as_libibverbs_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "_DRIVERS", tmp_path)
+    (tmp_path / "mlx5.driver").write_text("# comment\ndriver mlx5\n")
+    (tmp_path / "far.driver").write_text("driver /opt/lib/libfar\n")
+    (tmp_path / ".hidden").write_text("driver hidden\n")
+    (tmp_path / "empty").write_text("\n")
+    found = {os.path.basename(path): provider for path, provider in world._drivers().items()}
+    assert found == {"mlx5.driver": "mlx5", "far.driver": "libfar"}
 
 
 def test_the_kernel_tells_a_route_and_a_neighbour() -> None:

@@ -26,7 +26,6 @@ from rdmaconnect.doctor import Attempt, Host, Matrix, Verdict, pair, service, vi
 from rdmaconnect.doctor.causes import Ground, explain
 from rdmaconnect.doctor.host import Device, Trial
 from rdmaconnect.doctor.matrix import ends, order
-from rdmaconnect.doctor.netlink import Route
 from rdmaconnect.doctor.report import WIDTH, as_json, visit_lines
 from rdmaconnect.doctor.service import DoctorListener
 from rdmaconnect.errors import (
@@ -39,6 +38,7 @@ from rdmaconnect.errors import (
     RdmaConnectError,
     VerbsError,
 )
+from rdmaconnect.objects.netlink import Route
 from rdmaconnect.protocol import codec
 from rdmaconnect.session.terms import ListenOptions, make_terms
 
@@ -78,7 +78,9 @@ def refused(error: RdmaConnectError) -> PeerRejected:
         ),
         (
             refused(step(errno.ETIMEDOUT)), Ground(Route("eth0"), "REACHABLE"),
-            "10.0.0.1 does not answer at 10.0.0.2 (eth9, there): it is not on that network.", "ping -I eth9 10.0.0.1",
+            "10.0.0.1 did not answer at 10.0.0.2 (eth9, there) in time, though from here the other "
+            "host is on that network (neighbour REACHABLE)",
+            "ping -I eth9 10.0.0.1",
         ),
         # R04, R20
         (step(errno.ENETUNREACH), Ground(), "no route from 10.0.0.1 (eth0, here)", "ip link set eth0 up"),
@@ -94,11 +96,11 @@ def refused(error: RdmaConnectError) -> PeerRejected:
         ),
         # R23
         (
-            CompletionError(WcStatus.RETRY_EXC_ERR), Ground(), "a firewall drops RoCE (UDP port 4791)",
+            CompletionError(WcStatus.RETRY_EXC_ERR), Ground(), "a firewall drops RoCE (UDP port 4791:",
             "on both hosts: nft insert rule inet filter input udp dport 4791 accept; tcp dport 7 too; or iptables",
         ),
         (CompletionError(WcStatus.WR_FLUSH_ERR), Ground(), "a firewall drops RoCE", "iptables"),
-        (ConnectTimeout("prove", 10, "a firewall drops RoCE (UDP port 4791)"), Ground(), "UDP port 4791", "nft"),
+        (ConnectTimeout("prove", 10, "a firewall drops RoCE (UDP port 4791:"), Ground(), "UDP port 4791", "nft"),
         # R15, R18
         (VerbsError("ibv_reg_mr", errno.ENOMEM), Ground(), "limit of locked memory is too low", "ulimit -l"),
         (refused(VerbsError("ibv_reg_mr", errno.ENOMEM)), Ground(), "could not be registered there", "ulimit -l"),

@@ -35,7 +35,8 @@ from rdmaconnect.protocol.handshake import Role
 from rdmaconnect.protocol.messages import Answer, Question
 from rdmaconnect.runtime.deadline import Deadline
 from rdmaconnect.runtime.procedure import run_apart
-from rdmaconnect.session.connect import close_all, try_candidate
+from rdmaconnect.session.closing import close_ends
+from rdmaconnect.session.connect import try_candidate
 from rdmaconnect.session.fallback import Fallback
 from rdmaconnect.session.listen import listen
 from rdmaconnect.session.outgoing import Outgoing
@@ -123,7 +124,7 @@ def is_large(message: Message) -> bool:
 @pytest.mark.parametrize(
     ("trouble", "cause", "fix"),
     [
-        (lambda hosts: hosts.network.lose(lambda message: True), "a firewall drops RoCE (UDP port 4791)", "nft"),
+        (lambda hosts: hosts.network.lose(lambda message: True), "a firewall drops RoCE (UDP port 4791:", "nft"),
         (lambda hosts: hosts.network.lose(is_large), "Small messages pass and large ones do not", "path_mtu=1024"),
         (
             lambda hosts: hosts.on("ibv_modify_qp", to=QpState.RTR, fail=errno.ENODATA),
@@ -255,8 +256,8 @@ def test_after_its_question_a_doctor_may_say_hello_on_the_same_connection(hosts:
             assert isinstance(answer, Answer)
             assert [port.device for port in answer.ports] == ["there"]
         fallback = Fallback(rank_ports(Options(device="here")), terms, trace)
-        made = run_apart(try_candidate(outgoing, terms, fallback, 1, Deadline(10, ConnectTimeout), None), close_all)
-        close_all(made)
+        made = run_apart(try_candidate(outgoing, terms, fallback, 1, Deadline(10, ConnectTimeout), None), close_ends)
+        close_ends(made)
         outgoing.close()
 
 

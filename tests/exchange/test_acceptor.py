@@ -193,6 +193,22 @@ def test_where_there_are_too_many_the_silent_are_dropped_and_others_come_in(monk
         assert where.strangers <= 10
 
 
+def test_where_many_wait_the_silent_have_less_and_less_time() -> None:
+    with place() as where, ExitStack() as stack:
+        where.acceptor._most = 10
+        connected(where.port, 500, stack)  # in tens, a second each, the last would wait for 50 s
+        began = time.monotonic()
+        with calling(where) as here:
+            here.send(b"hello")
+            until(lambda: where.acceptor.connected == 501, 8)
+            ends = [where.next() for _ in range(where.came.qsize())]
+            (there,) = until(lambda: [end for end in ends if not end.heard.frames.empty()])
+            assert there.take() == [b"hello"]
+        assert time.monotonic() - began < 8
+        assert len(ends) < 501, "who said nothing while it waited got no place"
+        until(lambda: where.acceptor._patience_s == acceptor.SILENT_S)
+
+
 def test_one_whose_bytes_nobody_has_read_yet_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has come is read before anybody is dropped."""
     monkeypatch.setattr(acceptor, "SILENT_S", 0.0)

@@ -29,7 +29,7 @@ from exchange_ends import (
     until,
 )
 from places import ROOT
-from test_zmtp import READY, greeting
+from test_zmtp import READY, command, greeting
 
 from rdmaconnect.errors import PeerClosed, RemoteProtocolError, StateError, VerbsError
 from rdmaconnect.exchange import budget, link, long_frames, service
@@ -467,6 +467,27 @@ def test_a_peer_that_does_not_read_ends_it_and_holds_up_nobody() -> None:
                 break
             time.sleep(0.001)
         error = here.heard.end()
+        assert isinstance(error, PeerClosed)
+        assert "does not read what is sent to it" in str(error)
+
+
+def test_a_peer_that_asks_and_does_not_read_the_answers_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers to PINGs are bounded as all else that is sent."""
+    monkeypatch.setattr(budget, "EACH_S", 0.0)  # the same in less time
+
+    def ask(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(greeting() + READY)
+        while True:
+            connection.sendall(command(b"PING", bytes(18)) * 1000)
+
+    with raw_listener(ask) as port:
+        tcp = dial(port)
+        tcp.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        heard = Heard()
+        channel = Channel(tcp, heard, MAX)
+        error = heard.end()
+        channel.close()
         assert isinstance(error, PeerClosed)
         assert "does not read what is sent to it" in str(error)
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import re
+import select
 import socket
+import time
 from typing import Any
 
 import pytest
 
 from rdmaconnect.errors import VerbsError
-from rdmaconnect.exchange.tcp import listen, set_options
+from rdmaconnect.exchange.tcp import has_unread, listen, set_options, silent_s
 from rdmaconnect.exchange.url import Address, addresses
 
 LOCAL = addresses("127.0.0.1", 0, bind=True)
@@ -114,3 +116,20 @@ def test_a_connection_asks_after_its_peer() -> None:
 
 
 OPTIONS = {"NODELAY": 1, "KEEPIDLE": 5, "KEEPINTVL": 1, "KEEPCNT": 5, "USER_TIMEOUT": 10000}
+
+
+def test_how_long_the_other_end_has_been_silent_also_where_it_waited_to_be_accepted() -> None:
+    with listen(LOCAL) as listener, connect(listener.getsockname()[1]) as there:
+        time.sleep(0.3)
+        with accept(listener) as here:
+            assert 0.2 < silent_s(here) < 5
+            assert not has_unread(here)
+            there.sendall(b"x")
+            select.select([here], [], [], 5)
+            assert silent_s(here) < 0.2
+            assert has_unread(here)
+            assert here.recv(1) == b"x"
+            time.sleep(0.3)
+            assert silent_s(here) > 0.2
+    here.close()
+    assert (silent_s(here), has_unread(here)) == (0.0, False), "one that is gone tells when it is read"

@@ -14,6 +14,7 @@ import pytest
 import rdmaconnect
 from rdmaconnect import abi, errors
 from rdmaconnect.abi import EventType, QpAttrMask, QpState, WcStatus
+from rdmaconnect.abi.rdma_cma import CM_PROTOTYPES
 from rdmaconnect.errors import (
     HINTS,
     CompletionError,
@@ -23,6 +24,7 @@ from rdmaconnect.errors import (
     LibraryError,
     LocalProtocolError,
     ModifyError,
+    OutcomeUnknown,
     PeerClosed,
     PeerMismatch,
     PeerRejected,
@@ -46,6 +48,15 @@ EXAMPLES: dict[str, RdmaConnectError] = {
     "verbs": VerbsError("ibv_reg_mr", errno.ENOMEM, "register 64 bytes of memory"),
     "modify": MODIFY,
     "completion": CompletionError(WcStatus.RETRY_EXC_ERR, vendor_err=0x81, wr_id=7, qp_num=0x11C, opcode="SEND"),
+    "unknown": OutcomeUnknown(
+        WcStatus.WR_FLUSH_ERR,
+        generation=3,
+        why="the peer is gone.",
+        wr_id=7,
+        qp_num=0x11C,
+        opcode="SEND",
+        doing="send 5 bytes",
+    ),
     "state": StateError("QP 0x11 is closed."),
     "mismatch": PeerMismatch(["qp_type: connector RC, listener UD", "LID: connector 0x0, listener 0x5"]),
     "rejected": PeerRejected("asked", 110, "the route did not resolve"),
@@ -65,6 +76,7 @@ each = pytest.mark.parametrize("error", EXAMPLES.values(), ids=EXAMPLES)
         (LibraryError, OSError), (VerbsError, OSError), (ModifyError, VerbsError), (PeerClosed, ConnectionError),
         (DeadlineExceeded, TimeoutError), (ConnectTimeout, DeadlineExceeded), (ConnectTimeout, TimeoutError),
         (LocalProtocolError, errors.ProtocolError), (RemoteProtocolError, errors.ProtocolError),
+        (OutcomeUnknown, CompletionError),
     ],
 )  # fmt: skip
 def test_errors_are_also_what_callers_catch_elsewhere(cls: type[Exception], also: type[Exception]) -> None:
@@ -194,7 +206,8 @@ def test_every_hint_belongs_to_something_that_can_happen() -> None:
             assert condition in EventType.__members__
         else:
             assert (
-                what in ("any verb", "bind", "zmq_socket", "rdma link add") or verb in abi.PROTOTYPES or verb in abi.OPS
+                what in ("any verb", "bind", "zmq_socket", "rdma link add")
+                or verb in abi.PROTOTYPES.keys() | abi.OPS.keys() | CM_PROTOTYPES.keys()
             ), what
             assert getattr(errno, condition) in errno.errorcode
         steps = {"verb", "link add", *QpState.__members__, *QpAttrMask.__members__}

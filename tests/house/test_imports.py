@@ -22,6 +22,8 @@ RARE = {
     "rdmaconnect.objects.imported", "rdmaconnect.objects.queuepair_ex",
     "rdmaconnect.objects.regions", "rdmaconnect.objects.steering", "rdmaconnect.objects.tagmatching",
     "rdmaconnect.objects.workqueue", "rdmaconnect.exchange.carried", "rdmaconnect.session.pool", "zmq",
+    "rdmaconnect.abi.rdma_cma", "rdmaconnect.rdmacm", "rdmaconnect.objects.cm", "rdmaconnect.session.cm_connect",
+    "rdmaconnect.session.cm_listen",
     "argparse", "difflib", "numpy", "torch",
 }  # fmt: skip
 #: not loaded by ``import rdmaconnect``

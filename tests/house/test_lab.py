@@ -81,6 +81,15 @@ def test_arguments_are_divided_between_here_and_devices(lab: Any) -> None:
     )
 
 
+def test_a_kernel_is_booted_again_where_the_emulator_is_to_blame(lab: Any) -> None:
+    int3 = "[   50.969044] Oops: int3: 0000 [#2] SMP NOPTI\n[   50.96] Kernel panic - not syncing: Fatal exception"
+    assert "amid the job" in lab.boots_again(int3, begun=True)
+    assert "did not come up (Oops: int3" in lab.boots_again(int3, begun=False)
+    assert "no word why" in lab.boots_again("", begun=False)
+    assert lab.boots_again("[    9.1] Oops: 0002 [#1] SMP\n", begun=True) == ""
+    assert lab.boots_again("", begun=True) == ""
+
+
 def test_what_is_lacking_is_counted(lab: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import supplies
 

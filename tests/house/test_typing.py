@@ -73,6 +73,8 @@ def use(peer: str, key: str | None = None) -> None:
     many: list[Connection] = rdmaconnect.connect_many(peer, 3, qp_type=QpType.UC, options=Options(sl=1), sl=2)
     one = rdmaconnect.connect(peer, qp_type="UD")
     two = rdmaconnect.connect(peer, qp_type="UD", via=one)
+    with rdmaconnect.bind(count=2, tag="ring", expires_s=None, qp_type="UC", secret=b"s" * 16, sl=1) as end:
+        many += end.connect_many(end.to_bytes(), deadline_s=None)
     met = rdmaconnect.meet("*:18516", peer, regions={"board": memoryview(bytearray(8))}, traffic_class=96)
     with rdmaconnect.Pool(peer, 4, qp_type="RC", timeout=16, deadline_s=None) as pool:
         pool.warm(deadline_s=5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from samples import IB, V1, V2, gid, port
 
-from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState
+from rdmaconnect.abi import GidType, LinkLayer, Mtu, PortFlags, PortState, TransportType
 from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.agreement.options import Options
 from rdmaconnect.errors import DeviceError, LibraryError, VerbsError
@@ -28,6 +28,8 @@ FAR = "192.0.2.1"
 
 class Device(device.Context):
     """A context without a device: counts its uses."""
+
+    transport_type = TransportType.IB  # type: ignore[assignment]
 
     def __init__(self, name: str, ports: tuple[Port, ...], error: Exception | None = None) -> None:
         self.name, self._ports, self.error = name, ports, error

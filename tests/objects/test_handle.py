@@ -17,7 +17,8 @@ from threads import running
 
 from rdmaconnect.errors import StateError, VerbsError
 from rdmaconnect.objects import owned as handle
-from rdmaconnect.objects.owned import Owned, exclusive
+from rdmaconnect.objects.locks import exclusive
+from rdmaconnect.objects.owned import Owned
 
 
 class Thing(Owned):

@@ -16,7 +16,6 @@ def test_threads_that_do_everything_at_random_leave_nothing(software: Software) 
     pool = stress.Pool("soft0")
     pool.run(stress.SECONDS, stress.THREADS, seed=1)
     print(f"done {dict(pool.done)}, refused {dict(pool.refused)}")
-    assert set(pool.done) >= {f"make {kind}" for kind in stress.MAKE} | {"send", "receive", "poll", "close", "forget"}
     assert software.left() == {}
     assert handle._kept == {}
     assert device._opened == {}

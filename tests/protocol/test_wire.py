@@ -31,7 +31,7 @@ from samples import (
 from vectors import VALUES, read
 
 from rdmaconnect.abi import GidType
-from rdmaconnect.agreement.endpoint import RemoteRegion
+from rdmaconnect.agreement.endpoint import GidKey, RemoteRegion
 from rdmaconnect.agreement.path import Agreement, Wish
 from rdmaconnect.errors import RemoteProtocolError
 from rdmaconnect.protocol import codec as wire
@@ -63,14 +63,19 @@ LARGEST = end(
     )
 )
 ports_offered = st.lists(ports, max_size=3).map(tuple)
+#: arrays of as many as there are
+ROWS = ("qps", "gids", "away", "pkeys", "ports", "doors", "remarks", "zero", "differences")
+#: of the GIDs agreed on nobody says whose address they are: their ports do
+known = gids.map(lambda entry: replace(entry, here=True))
 agreements = st.builds(
     lambda pair, *rest: Agreement(*pair, *rest),
-    st.just((None, None)) | st.tuples(gids, gids),
+    st.just((None, None)) | st.tuples(known, known),
     MTUS,
     st.integers(0, 15),
     U8,
     st.integers(0, 2**20 - 1),
     st.integers(1, 0x7FFF),
+    st.booleans(),
 )
 stages = st.lists(st.tuples(st.text("abc é", max_size=16), st.integers(0, 2**53)), max_size=64).map(tuple)
 beats = st.just(0) | st.integers(100, 60_000)
@@ -94,7 +99,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Proof, IDS, stages),
     st.builds(Beat, IDS),
     st.builds(Reject, IDS, TEXTS, st.integers(0, 4095), TEXTS, ports_offered, st.integers(0, 60_000)),
-    st.builds(Bye, IDS, TEXTS),
+    st.builds(Bye, IDS, TEXTS, st.booleans()),
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
@@ -162,7 +167,9 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return result
 
 
-TYPES = {"hello", "reply", "ready", "joined", "proof", "beat", "reject", "bye", "question", "answer"}
+TYPES = {
+    "hello", "reply", "ready", "joined", "proof", "beat", "resume", "unlisted", "reject", "bye", "question", "answer",
+}  # fmt: skip
 PLACES = [(name, path) for name in VALUES for path in places(MAPS[name])]
 
 # ---- what was agreed on paper
@@ -269,6 +276,24 @@ def test_what_version_1_has_learnt_since_may_be_there_alone() -> None:
     assert decode(pack({**MAPS["hello"], "patience": 2**31 - 1})) == replace(HELLO, patience_ms=2**31 - 1)
     assert decode(pack({**MAPS["reply"], "token": ID})) == replace(VALUES["reply"], token=ID)
     assert decode(pack({**MAPS["reject"], "again": 60_000})) == replace(VALUES["reject"], again_ms=60_000)
+    (first,), kinds = HELLO.ends, [[1, "eth0"], [2, "é"]]
+    away = replace(first.port, gids=(first.port.gids[0], replace(first.port.gids[1], here=False)))
+    told = {**MAPS["hello"], "port": {**MAPS["hello"]["port"], "away": [1, 200]}}
+    assert decode(pack(told)) == replace(HELLO, ends=(first.at(away),))
+    again = VALUES["hello-again"]
+    assert isinstance(again, Hello)
+    assert again.target is not None
+    given = zip((again.target.connector_gid, again.target.listener_gid), kinds, strict=True)
+    wanted = [GidKey(key.raw, GidType(kind), netdev) for key, (kind, netdev) in given if key]
+    exact = replace(again, target=Target("rxe1", 254, *wanted))
+    assert decode(pack({**MAPS["hello-again"], "kinds": kinds})) == exact
+    assert msgpack.unpackb(encode(exact)) == {**MAPS["hello-again"], "kinds": kinds}
+    wish = {**MAPS["reply"]["agree"], "probe": True, "pkey": None, "sl": 0, "tc": 0, "fl": 0, "mtu": 5}
+    asked = {**MAPS["hello"], "wish": {**wish, "zero": ["tc", "later"]}}
+    assert decode(pack(asked)) == replace(HELLO, wish=Wish(traffic_class=0))
+    assert decode(pack({**MAPS["hello"], "wish": wish})) == replace(HELLO, wish=Wish()), "0 of an older peer is none"
+    told = {**MAPS["reject"], "differences": ["sl", ""]}
+    assert decode(pack(told)) == replace(VALUES["reject"], differences=("sl", ""))
     # of another message they are unknown keys
     assert decode(pack({**MAPS["bye"], "beat": "x", "again": b"y", "token": 0})) == VALUES["bye"]
 
@@ -286,7 +311,7 @@ def test_unknown_keys_and_longer_rows_are_ignored(name: str) -> None:
             target = target[key]
         if isinstance(target, dict) and path != ("mem",):
             target["later"] = {"x": [1]}
-        elif isinstance(target, list) and path[-1] not in ("qps", "gids", "pkeys", "ports", "doors", "remarks"):
+        elif isinstance(target, list) and path[-1] not in ROWS:
             target.append({"x": [1]})
         assert decode(pack(body)) == VALUES[name], path
 
@@ -338,6 +363,11 @@ def test_arbitrary_values_in_any_place_of_a_message_do_no_harm(place: tuple[str,
     survives(pack(changed(MAPS[name], path, new)))
 
 
+def test_the_kinds_of_two_gids_count_for_nothing_where_there_is_one() -> None:
+    for place in (2, 3):
+        survives(pack(changed(MAPS["hello-target"], ("want", place), None)))
+
+
 @names
 def test_any_changed_byte_does_no_harm(name: str) -> None:
     frame = read(name)
@@ -358,13 +388,15 @@ def test_every_truncation_and_every_excess_is_refused(name: str) -> None:
 
 
 #: keys that a peer of an older version does not send
-OPTIONAL = {"doors", "beat", "patience", "token", "again"}
+OPTIONAL = {"doors", "beat", "patience", "token", "again", "ask", "lost", "kinds", "away", "zero", "differences"}
 
 
-def optional(path: tuple[Any, ...]) -> bool:
+def optional(name: str, path: tuple[Any, ...]) -> bool:
     """Whether a message is valid without the value: one entry more or less of a list, a region, or what is newer."""
-    return (len(path) == 1 and path[0] in OPTIONAL) or (
-        len(path) > 1 and path[-2] in ("mem", "qps", "pkeys", "gids", "ports", "doors", "remarks")
+    if (name, *path) == ("resume", "token"):
+        return False
+    return (
+        path[-1] in OPTIONAL or tuple(path[-2:]) == ("agree", "probe") or (len(path) > 1 and path[-2] in ("mem", *ROWS))
     )
 
 
@@ -372,7 +404,7 @@ def optional(path: tuple[Any, ...]) -> bool:
 def test_every_value_that_is_missing_is_refused(name: str) -> None:
     for path in places(MAPS[name]):
         body = changed(MAPS[name], path, ...)
-        if optional(path) and (path[0] != "qps" or body["qps"]):
+        if optional(name, path) and (path[0] != "qps" or body["qps"]):
             assert decode(pack(body)) != VALUES[name], path
         elif isinstance(path[-1], str) and path != ("v",):
             assert f"{path[-1]} is missing" in refusal(pack(body), path)
@@ -435,6 +467,10 @@ OUT_OF_RANGE = [
     ("hello", ("prev",), [b"", bytes(15), bytes(17)]),
     ("hello-again", ("want",), [[], ["rxe0"], ["rxe0", 1], ["rxe0", 1, None]]),
     ("hello-again", ("want", 0), ["x" * 65]),
+    ("hello-target", ("kinds",), [[], [[2, ""]]]),
+    ("hello-target", ("port", "away", 0), [-1, 256]),
+    ("hello-target", ("kinds", 0), [[], [2]]),
+    ("hello-target", ("kinds", 1, 1), ["x" * 65]),
     ("hello-again", ("want", 1), [-1, 0, 255]),
     ("hello-again", ("want", 2), [b"", bytes(15), bytes(17)]),
     ("hello-again", ("want", 3), [b"", bytes(15), bytes(17)]),
@@ -442,12 +478,15 @@ OUT_OF_RANGE = [
     ("reply", ("ports", 1, "num"), [0, 255]),
     ("reject-ports", ("ports", 0, "gids", 0, 0), [b"", bytes(16), bytes(17)]),
     ("reply", ("agree", "mtu"), [0, 6]),
+    ("reply", ("agree", "cg", 0), [b"", bytes(16), bytes(15), bytes(17)]),
+    ("reply", ("agree", "lg", 0), [b"", bytes(16), bytes(15), bytes(17)]),
     ("reply", ("agree", "sl"), [-1, 16]),
     ("reply", ("agree", "pkey"), [-1, 0, 0x8000, 0xFFFF]),
     ("reject", ("errno",), [-1, 4096]),
     ("reject", ("stage",), ["x" * 65]),
     ("reject", ("why",), ["x" * 2049]),
     ("bye", ("why",), ["x" * 2049]),
+    ("bye-lost", ("lost",), [0, b"", None]),
     ("ready", ("id",), [b"", bytes(15), bytes(17)]),
     ("ready-doors", ("doors",), [[["hello", 0]] * 65]),
     ("reply-doors", ("doors", 0, 0), ["x" * 17]),
@@ -632,7 +671,7 @@ FULL = (("x" * 16, 2**53),) * 64
 
 def test_the_largest_port_fits_into_a_frame_with_all_its_queue_pairs() -> None:
     many = tuple(replace(LARGEST, qp_num=2**24 - 1, psn=2**24 - 1, qkey=2**32 - 1) for _ in range(4096))
-    target = Target("x" * 64, 254, bytes(16), bytes(16))
+    target = Target("x" * 64, 254, *[GidKey(bytes(16), GidType.ROCE_V2, "n" * 64)] * 2)
     hello = Hello(ID, many, Wish(), {}, bytes(4096), bytes(16), target, True, 60_000, 2**31 - 1)
     assert len(encode(hello)) <= MAX_FRAME
     entry = LARGEST.port.gids[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -32,4 +33,8 @@ def nothing_left() -> Iterator[None]:
     """Whatever a test does, it leaves no descriptor of a device open; the kernel's objects die with those."""
     before = descriptors()
     yield
+    for _ in range(20):  # a worker may be reading sysfs just now
+        if descriptors() <= before:
+            break
+        time.sleep(0.1)
     assert descriptors() <= before

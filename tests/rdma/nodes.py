@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import rdmaconnect
@@ -23,6 +24,9 @@ NETNS = os.environ.get("RDMACONNECT_LAB_LAYOUT", "netns") == "netns"
 CLONE_NEWNET = 0x40000000
 #: emulation is slow: what a wait may take at most where nothing is wrong
 PATIENCE = 60
+#: and two interpreters that start at once
+LONG = PATIENCE * 4
+ROOT = Path(__file__).parents[2]
 
 
 def enter(namespace: str) -> None:
@@ -34,6 +38,11 @@ def enter(namespace: str) -> None:
 class Node:
     """One host of the lab.
 
+    Args:
+        number: of its address and its devices.
+        threads: calls that can be under way on it.
+        namespace: its network namespace, where that is not one of the lab's own.
+
     Attributes:
         address: its IPv4 address.
         device: its RDMA device.
@@ -41,15 +50,20 @@ class Node:
         named: the options that name the device where both are in one namespace, else none.
     """
 
-    def __init__(self, number: int, threads: int = 8) -> None:
-        self.number = number
+    def __init__(self, number: int, threads: int = 8, namespace: str = "") -> None:
+        self.number, self._namespace = number, namespace
         self.address = f"10.9.0.{number}"
         self.device = f"rxe{number}"
         self.netdev = f"e{number}"
         self.named: dict[str, Any] = {} if NETNS else {"device": self.device}
+        where = (namespace or f"n{number}",) if NETNS else ()
         self._threads = ThreadPoolExecutor(
-            threads, f"node{number}", initializer=enter if NETNS else None, initargs=(f"n{number}",) if NETNS else ()
+            threads, f"node{number}", initializer=enter if NETNS else None, initargs=where
         )
+
+    def close(self) -> None:
+        """End its threads, which would keep its namespace."""
+        self._threads.shutdown()
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on this node, in a thread of its own."""
@@ -61,7 +75,7 @@ class Node:
 
     def command(self, *words: str) -> list[str]:
         """The command line that runs something on this node."""
-        return ["on", str(self.number), *words]
+        return [*(["ip", "netns", "exec", self._namespace] if self._namespace else ["on", str(self.number)]), *words]
 
     def run(self, *words: str, check: bool = True) -> str:
         """Run a program on this node; its output."""
@@ -109,6 +123,21 @@ def connected(
             raise failed
         ends = [stack.enter_context(end.result(0)) for end in (here, there)]
         yield ends[0], ends[1]
+
+
+def both(server: list[str], client: list[str]) -> tuple[str, str]:
+    """Run two programs that talk to each other, both of which must succeed; what they print."""
+    running = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        for words in (server, client)
+    ]
+    try:
+        (out1, err1), (out2, err2) = (program.communicate(timeout=LONG) for program in reversed(running))
+    finally:
+        for program in running:
+            program.kill()
+    assert [program.returncode for program in running] == [0, 0], (out1, err1, out2, err2)
+    return out2, out1
 
 
 def ours() -> list[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fork_server import ForkServer, both_sides
 from nodes import PATIENCE, Node, ours
 
 import rdmaconnect
@@ -26,9 +24,7 @@ DEATHS = [
     for kind in kinds
 ]
 
-# Forks a peer for each line that it reads, which costs far less than to start an interpreter.
-NURSERY = textwrap.dedent(
-    """
+PROGRAM = """
     import os, signal, sys, time
     import rdmaconnect
     from rdmaconnect.session.conversation import Conversation
@@ -59,71 +55,13 @@ NURSERY = textwrap.dedent(
         with conn:
             conn.send(conn.recv(deadline_s=120))
             conn.recv(deadline_s=120)
-
-    print("up", flush=True)
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                play(*line.split())
-            except rdmaconnect.PeerClosed:
-                pass
-            except BaseException as e:
-                print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
-            os._exit(1)
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    """
-)
-
-
-class Nursery:
-    """Where peers come from that are to be killed."""
-
-    def __init__(self, node: Node) -> None:
-        self.device = node.named.get("device", "-")
-        self._program = subprocess.Popen(
-            node.command(sys.executable, "-c", NURSERY), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._line() == "up"
-
-    def _line(self) -> str:
-        assert self._program.stdout is not None
-        return self._program.stdout.readline().strip()
-
-    def bear(self, side: str, address: str, did: str = "-", kind: str = "-") -> int:
-        """Start a peer; its process id."""
-        assert self._program.stdin is not None
-        print(side, address, self.device, did, kind, file=self._program.stdin, flush=True)
-        return int(self._line())
-
-    def end(self) -> int:
-        """Wait for the peer to end; its exit status, or the negative signal."""
-        return int(self._line())
-
-    def close(self) -> None:
-        assert self._program.stdin is not None
-        assert self._program.stdout is not None
-        self._program.stdin.close()
-        try:
-            self._program.wait(PATIENCE)
-        finally:
-            self._program.kill()
-            self._program.wait()
-            self._program.stdout.close()
+"""
 
 
 @pytest.fixture(scope="module")
-def nurseries(node1: Node, node2: Node) -> Iterator[dict[str, Nursery]]:
-    """Connectors come from node 1, listeners from node 2."""
-    made: dict[str, Nursery] = {}
-    try:
-        made["connector"] = Nursery(node1)
-        made["listener"] = Nursery(node2)
+def servers(node1: Node, node2: Node) -> Iterator[dict[str, ForkServer]]:
+    with both_sides(node1, node2, PROGRAM) as made:
         yield made
-    finally:
-        for nursery in made.values():
-            nursery.close()
 
 
 def _talk(conn: Connection) -> None:
@@ -140,31 +78,31 @@ def _lost(conn: Connection, deadline_s: float) -> RdmaConnectError:
 
 @pytest.mark.parametrize(("side", "did", "kind"), DEATHS, ids="-".join)
 def test_killed(
-    node1: Node, node2: Node, nurseries: dict[str, Nursery], side: str, did: str, kind: str,
+    node1: Node, node2: Node, servers: dict[str, ForkServer], side: str, did: str, kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(rdmaconnect.session.incoming, "HALF_OPEN_S", 3.0)
-    patience_s, nursery = 8.0, nurseries[side]
+    patience_s, server = 8.0, servers[side]
     before = time.monotonic()
     if side == "connector":
         with node2.listening() as listener:
-            nursery.bear(side, listener.url.removeprefix("tcp://"), did, kind)
+            server.start(side, listener.url.removeprefix("tcp://"), server.device, did, kind)
             error = node2.call(_outcome, listener.accept, patience_s)
-            _told(error, time.monotonic() - before, patience_s, nursery)
+            _told(error, time.monotonic() - before, patience_s, server)
             # the next one is served as if nothing had been
-            nursery.bear(side, listener.url.removeprefix("tcp://"))
+            server.start(side, listener.url.removeprefix("tcp://"), server.device, "-", "-")
             with node2.call(listener.accept, deadline_s=PATIENCE) as conn:
                 _talk(conn)
-            assert nursery.end() == 1
+            assert server.wait() == 1
     else:
         address = f"{node2.address}:{18900 + DEATHS.index((side, did, kind))}"
-        nursery.bear(side, address, did, kind)
+        server.start(side, address, server.device, did, kind)
         error = node1.call(_outcome, rdmaconnect.connect, patience_s, address, **node1.named)
-        _told(error, time.monotonic() - before, patience_s, nursery)
-        nursery.bear(side, address)
+        _told(error, time.monotonic() - before, patience_s, server)
+        server.start(side, address, server.device, "-", "-")
         with node1.call(rdmaconnect.connect, address, deadline_s=PATIENCE, **node1.named) as conn:
             _talk(conn)
-        assert nursery.end() == 1
+        assert server.wait() == 1
     assert ours() == []
 
 
@@ -180,9 +118,9 @@ def _outcome(make: Any, patience_s: float, *args: Any, **options: Any) -> RdmaCo
     return _lost(conn, limit - time.monotonic())
 
 
-def _told(error: RdmaConnectError, took_s: float, patience_s: float, nursery: Nursery) -> None:
+def _told(error: RdmaConnectError, took_s: float, patience_s: float, server: ForkServer) -> None:
     print(f"after {took_s:.1f} s {type(error).__name__}: {error}")
-    assert nursery.end() == -9
+    assert server.wait() == -9
     assert took_s < patience_s + 3
     assert isinstance(error, PeerClosed | ConnectTimeout)
     assert re.search("is gone|did not go on|closed its side", str(error))

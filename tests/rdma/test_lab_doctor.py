@@ -81,7 +81,7 @@ def test_a_pair_behind_a_firewall(node1: Node, node2: Node, serving: None) -> No
     assert status == 1
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "firewall drops RoCE (UDP port 4791)" in flat
+    assert "firewall drops RoCE (UDP port 4791:" in flat
     assert "nft insert rule inet filter input udp dport 4791 accept" in flat
     assert "No connection can be made." in flat
 

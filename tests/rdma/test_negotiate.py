@@ -148,15 +148,19 @@ def lost(node: Node, *packets: str) -> Iterator[None]:
     """Packets that do not reach this node."""
     node.run("tc", "qdisc", "add", "dev", node.netdev, "clsact")
     try:
-        node.run("tc", "filter", "add", "dev", node.netdev, "ingress", "protocol", "ip", *packets, "action", "drop")
+        for protocol, at in (("ip", "2"), ("ipv6", "4")):
+            words = [at if word is LENGTH else word for word in packets]
+            on = ("tc", "filter", "add", "dev", node.netdev, "ingress", "protocol", protocol)
+            node.run(*on, *words, "action", "drop")
         yield
     finally:
         node.run("tc", "qdisc", "del", "dev", node.netdev, "clsact")
 
 
 ROCE = ("flower", "ip_proto", "udp", "dst_port", "4791")
-#: IP packets of 4096 to 8191 bytes
-LARGE = ("u32", "match", "u16", "0x1000", "0xf000", "at", "2")
+#: where the length is, in IPv4 and in IPv6; and packets of 4096 to 8191 bytes
+LENGTH = "LENGTH"
+LARGE = ("u32", "match", "u16", "0x1000", "0xf000", "at", LENGTH)
 
 
 @pytest.mark.parametrize("qp_type", ["RC", "UC", "UD"])

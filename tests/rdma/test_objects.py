@@ -19,7 +19,7 @@ from rdmaconnect.objects.completion import CQ, CompChannel
 from rdmaconnect.objects.context import Context, device_names, open_device
 from rdmaconnect.objects.memory import MR, PD
 from rdmaconnect.objects.queuepair import QueuePair, RecvRequest
-from rdmaconnect.objects.transition import attr_struct
+from rdmaconnect.objects.transition import Change, attr_struct
 from rdmaconnect.runtime.deadline import Deadline, wait_readable
 
 
@@ -115,7 +115,7 @@ def test_the_device_refuses_a_mask_without_any_one_required_bit(qps: QueuePair, 
             attr = {name: getattr(values, name) for b in bits(mask & ~M.STATE) for name in FIELDS[b]}
             attr["qp_state"] = to
             with pytest.raises(ModifyError, match=f"missing: {bit}") as caught:
-                node1.call(qps._modify, attr_struct(attr), attr, mask, to, None)
+                node1.call(qps._modify, Change(to, mask, attr), attr_struct(attr), None)
             assert caught.value.missing == bit
             refused += 1
         node1.call(qps.move, to, values)

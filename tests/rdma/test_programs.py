@@ -4,30 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path as FilePath
 
-from nodes import NETNS, PATIENCE, Node
-
-ROOT = FilePath(__file__).parents[2]
-#: two interpreters start at once, under emulation
-LONG = PATIENCE * 4
-
-
-def _both(server: list[str], client: list[str]) -> tuple[str, str]:
-    """Run two programs that talk to each other; both must succeed."""
-    running = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        for words in (server, client)
-    ]
-    try:
-        (out1, err1), (out2, err2) = (program.communicate(timeout=LONG) for program in reversed(running))
-    finally:
-        for program in running:
-            program.kill()
-    assert [program.returncode for program in running] == [0, 0], (out1, err1, out2, err2)
-    return out2, out1
+from nodes import LONG, NETNS, Node, both
 
 
 def _cli(node: Node, *words: str) -> list[str]:
@@ -37,7 +16,7 @@ def _cli(node: Node, *words: str) -> list[str]:
 
 def test_pingpong_prints_one_json_object(node1: Node, node2: Node) -> None:
     options = ["pingpong", "-s", "5000", "-n", "20", "-p", "18600", "--deadline", str(LONG), "--json", "--trace"]
-    served, pinged = _both(_cli(node2, *options), _cli(node1, *options, node2.address))
+    served, pinged = both(_cli(node2, *options), _cli(node1, *options, node2.address))
     report, other = json.loads(pinged), json.loads(served)
     assert (report["qp_type"], report["op"], report["connections"], report["path_mtu"]) == ("RC", "send", 1, 4096)
     assert (other["op"], other["sizes"], other["iters"], other["connections"]) == ("send", [5000], 20, 1)
@@ -57,12 +36,12 @@ def test_examples(node1: Node, node2: Node) -> None:
     python, address = [sys.executable], f"{node2.address}:18601"
     server = node2.command(*python, "examples/messages.py", "-l", address, *([] if NETNS else ["-d", node2.device]))
     client = node1.command(*python, "examples/messages.py", address, *([] if NETNS else ["-d", node1.device]))
-    served, got = _both(server, client)
+    served, got = both(server, client)
     assert "hello from" in served
     assert "verified" in got
 
 
-def test_devices_lists_both(node1: Node) -> None:
+def test_devices_listsboth(node1: Node) -> None:
     shown = node1.run(sys.executable, "-m", "rdmaconnect", "devices")
     assert "rxe1" in shown
     assert f"::ffff:{node1.address}" in shown

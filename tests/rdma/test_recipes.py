@@ -54,10 +54,10 @@ def on_device(monkeypatch: pytest.MonkeyPatch, node: Node, step: str, do: Any) -
     """Before a queue pair of this node takes a step, ``do(transceiver, path)`` gives the path to use."""
     real = getattr(Transceiver, step)
 
-    def take(transceiver: Transceiver, path: Any, step: Any = None) -> None:
+    def take(transceiver: Transceiver, path: Any, *ready: Any) -> None:
         if transceiver.endpoint.port.device == node.device:
-            path, step = do(transceiver, path), None  # the one made ready is of the path as it was
-        real(transceiver, path, step)
+            path, ready = do(transceiver, path), ()  # what was made ready is of the path as it was
+        real(transceiver, path, *ready)
 
     monkeypatch.setattr(Transceiver, step, take)
 
@@ -94,7 +94,7 @@ def test_r02_gids_of_two_families(node1: Node, node2: Node) -> None:
     words = (
         r"GIDs: none of the connector's \(gid_index 1 \(::ffff:10.9.0.1, .*\) matches .*listener's \(gid_index 0 \(fe80"
     )
-    here.says(PeerRejected, words, 10)
+    here.says(PeerMismatch, words, 10)
     there.says(PeerMismatch, words, 10)
 
 
@@ -129,7 +129,7 @@ def test_r05_no_grh_on_ethernet(node1: Node) -> None:
 
 # ---- R06 to R13: two queue pairs that do not fit
 
-#: so that a device gives up after some 0.1 s and not after 7.5
+#: so that a device gives up after some 50 ms
 QUICK = {"timeout": 12, "retry_cnt": 2}
 
 
@@ -156,7 +156,8 @@ def test_r08_a_psn_that_is_far_off(node1: Node, node2: Node, monkeypatch: pytest
     here, there = both(node1, node2, connect=QUICK)
     # what is behind the PSN that is due counts as repeated, and may be acknowledged for ever
     here.says((CompletionError, PeerRejected, ConnectTimeout), "PSN", DEADLINE_S + 2)
-    there.says((PeerRejected, ConnectTimeout), "PSN", DEADLINE_S + 2)
+    # both give up in the same moment: it may just have heard that the connector did
+    there.says((PeerRejected, ConnectTimeout), r"PSN|Not finished with .*\(closed\)", DEADLINE_S + 2)
 
 
 def test_r09_a_key_that_does_not_fit(node1: Node, node2: Node) -> None:
@@ -203,7 +204,7 @@ def test_r12_posting_in_the_wrong_state(node1: Node) -> None:
 
 def test_r14_a_partition_key_that_neither_has(node1: Node, node2: Node) -> None:
     here, there = both(node1, node2, connect={"pkey": 0x1234})
-    here.says(PeerRejected, r"P_Key: none in common .*0x1234 wished.*connector has 0xffff and listener has 0xffff", 10)
+    here.says(PeerMismatch, r"P_Key: none in common .*0x1234 wished.*connector has 0xffff and listener has 0xffff", 10)
     there.says(PeerMismatch, r"P_Key: none in common .*0x1234 wished", 10)
 
 
@@ -211,7 +212,7 @@ def test_r14_more_than_the_device_has(node1: Node, node2: Node) -> None:
     with node2.listening() as listener:
         here = node1.call(told, rdmaconnect.connect, listener.url, send_depth=30000, recv_depth=10000, deadline_s=5)
         there = node2.call(told, listener.accept, deadline_s=0.5)
-    here.says(DeviceError, r"that takes 40000 completion-queue entries, the device has 32767", 10)
+    here.says(DeviceError, r"that takes 4000[0-9] completion-queue entries, the device has 32767", 10)
     there.says(ConnectTimeout, "nobody asked|none asked")
 
 
@@ -364,7 +365,8 @@ def test_r29_a_listener_on_loopback(node1: Node, node2: Node) -> None:
 
 def test_r30_closing_with_work_outstanding(node1: Node, node2: Node) -> None:
     """Flushed through ERR: through RESET they would never complete."""
-    with connected(node1, node2) as (a, b), lost(node2, *ROCE):
+    patient = {"detect_s": 20}  # longer than it takes to close
+    with connected(node1, node2, connect=patient, listen=patient) as (a, b), lost(node2, *ROCE):
         sending = node1.start(told, a.send, b"x", deadline_s=DEADLINE_S)
         time.sleep(0.3)
         before = time.monotonic()

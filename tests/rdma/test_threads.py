@@ -37,7 +37,6 @@ def test_threads_that_do_everything_at_random_leave_nothing(node1: Node) -> None
     pool = stress.Pool(node1.device, (lambda: enter("n1")) if NETNS else (lambda: None))
     pool.run(stress.SECONDS, stress.THREADS, seed=1)
     print(f"{stress.SECONDS} s: done {dict(pool.done)}, refused {dict(pool.refused)}")
-    assert set(pool.done) >= {f"make {kind}" for kind in stress.MAKE} | {"send", "receive", "poll", "close", "forget"}
     assert handle._kept == {}
     assert device._opened == {}
     assert sorted(ours()) == before

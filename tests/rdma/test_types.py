@@ -11,7 +11,7 @@ import pytest
 from nodes import PATIENCE, Node, connected
 
 import rdmaconnect
-from rdmaconnect import Connection, PeerRejected, StateError
+from rdmaconnect import Connection, PeerMismatch, StateError
 
 TYPES = ("RC", "UC", "UD")
 
@@ -139,7 +139,7 @@ def test_a_listener_can_serve_all_ud_peers_with_one_queue_pair(node1: Node, node
 def test_a_listener_takes_only_the_types_that_it_was_told(node1: Node, node2: Node) -> None:
     with node2.listening(qp_types=("RC",)) as listener:
         there = node2.start(listener.accept, deadline_s=3)
-        with pytest.raises(PeerRejected, match="qp_type: connector UD, this listener takes RC"):
+        with pytest.raises(PeerMismatch, match="qp_type: connector UD, this listener takes RC"):
             node1.connect(listener.url, qp_type="UD").result(PATIENCE)
         with pytest.raises(rdmaconnect.ConnectTimeout, match="this listener takes RC"):
             there.result(PATIENCE)

@@ -13,6 +13,7 @@ from exchange_ends import channels, until
 from hosts import CROSS, ONE, PATIENCE_S, TWO, World, pair_of, settle, world
 from software import Device, Port, Software
 
+from rdmaconnect.abi import Mtu
 from rdmaconnect.agreement.endpoint import Gid
 from rdmaconnect.errors import ConnectTimeout, ModifyError, PeerMismatch, PeerRejected, RdmaConnectError
 from rdmaconnect.protocol.messages import Hello, Joined, Ready, Reject, Reply
@@ -28,14 +29,18 @@ __all__ = ["world"]  # a fixture of hosts
 def test_where_the_first_choice_carries_one_hello_is_enough(world: World) -> None:
     here, there = world.both()
     assert world.targets() == [None]
-    until(lambda: len(world.tap.of(Joined)) == 1)
-    assert [len(world.tap.of(kind)) for kind in (Hello, Reply, Ready, Reject)] == [1, 1, 1, 0]
+    assert [len(world.tap.of(kind)) for kind in (Hello, Reply, Ready, Joined, Reject)] == [1, 1, 1, 0, 0]
     assert pair_of(here) == ONE == pair_of(there)[::-1]
     (reply,) = world.tap.of(Reply)
     assert len(reply.ports) == 1  # type: ignore[attr-defined]
     assert here._end.conversation.id == there._end.conversation.id
     here.send(b"there")
     assert there.recv() == b"there"
+
+
+def test_who_waits_for_a_proof_is_told_that_the_listener_is_in_rts(world: World) -> None:
+    world.both(probe=True)
+    until(lambda: len(world.tap.of(Joined)) == 1)
 
 
 def test_hundreds_of_queue_pairs_cost_one_exchange(world: World) -> None:
@@ -77,7 +82,7 @@ def test_each_way_is_tried_once_and_then_it_ends_with_all_that_was_tried(world: 
 
 
 def test_a_partition_key_that_neither_has_is_no_reason_to_try_other_ways(world: World) -> None:
-    error = world.fails(PeerRejected, pkey=0x1234)
+    error = world.fails(PeerMismatch, pkey=0x1234)
     assert "P_Key: none in common with a full member (0x1234 wished)" in str(error)
     assert world.targets() == [None]
 
@@ -134,10 +139,43 @@ def test_another_port_of_the_peer_is_tried(world: World) -> None:
     assert pair_of(here) == TWO
 
 
+def test_what_both_wish_is_agreed_on(world: World) -> None:
+    here, there = world.both({"path_mtu": 512, "sl": 3, "flow_label": 0}, traffic_class=96)
+    for end in (here, there):
+        ah = end.path.ah_attr
+        assert (end.path.path_mtu, ah.sl, ah.traffic_class, ah.flow_label) == (Mtu.MTU_512, 3, 96, 0)
+        assert "sl 3, traffic_class 96: as wished" in end.path.why
+
+
+def test_wishes_that_differ_are_a_mismatch_on_both_ends_and_tried_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = world.fails(PeerMismatch, {"sl": 3, "pkey": 0x8005, "traffic_class": 1}, sl=0, pkey=0xFFFF)
+    assert error.differences[:2] == (
+        "sl: the connector wishes 0x0, the listener 0x3",
+        "pkey: the connector wishes 0xffff, the listener 0x8005",
+    )
+    assert len(world.hellos) == 1
+    with pytest.raises(PeerMismatch) as there:
+        world.listener.accept(deadline_s=PATIENCE_S, tolerant=False)
+    assert there.value.differences == error.differences
+
+
+def test_a_listener_of_an_older_version_counts_the_connectors_wishes(world: World) -> None:
+    """It sends no differences, and knows no wishes of its own."""
+    world.listen(sl=3)
+    world.tap.change = lambda message, connector: [
+        replace(message, wish=replace(message.wish, sl=message.wish.sl or 0)) if isinstance(message, Hello) else
+        replace(message, differences=()) if isinstance(message, Reject) else message
+    ]  # fmt: skip
+    with pytest.raises(PeerRejected, match="sl: the connector wishes 0x0, the listener 0x3"):
+        world.connect()
+
+
 def test_hosts_that_nothing_joins_are_told_why_on_both_sides(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.software.devices[0].ports = [Port(gids=["10.0.1.1"])]
     world.software.devices[1].ports = [Port(gids=["fe80::9"])]
-    error = world.fails(PeerRejected)
+    error = world.fails(PeerMismatch)
     assert "GIDs: none of the connector's" in str(error)
     assert len(world.hellos) == 1
     until(lambda: "GIDs: none of the connector's" in caplog.text)
@@ -154,7 +192,7 @@ def test_an_explicit_gid_index_of_the_connector_is_never_replaced(world: World, 
     for hello in world.hellos:
         assert hello.ends[0].port.port_num == 1
         assert [entry.gid_index for entry in hello.ends[0].port.gids] == [2]
-        assert hello.target is None or hello.target.connector_gid == Gid.parse("10.0.1.1").raw
+        assert hello.target is None or hello.target.connector_gid.raw == Gid.parse("10.0.1.1").raw
     assert len(world.hellos) == 2
 
 

@@ -30,6 +30,8 @@ PATIENCE = round(SILENT_S / TICK_S)
 class Channel:
     """What carries the frames: it only notes them."""
 
+    ended_in_order = True
+
     def __init__(self) -> None:
         self.said: list[Message] = []
         self.closed = 0
@@ -164,6 +166,15 @@ def test_every_five_seconds_it_says_that_it_is_there() -> None:
             made.tick()
         assert channel.said == [Beat(ID)] * 3
         assert made.left is None
+
+
+def test_who_was_stopped_makes_up_for_the_beats_that_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, channel = listener()
+    monkeypatch.setattr("rdmaconnect.session.conversation.skipped", lambda: BEAT_TICKS)
+    for _ in range(3):
+        made.tick()
+        made.hear(Beat(ID))
+    assert channel.said == [Beat(ID)] * 3
 
 
 def test_a_connector_says_nothing_before_it_has_a_reply() -> None:

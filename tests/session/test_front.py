@@ -21,7 +21,15 @@ from rdmaconnect import errors
 from rdmaconnect.abi import QpType
 from rdmaconnect.agreement.options import OptionsDict
 from rdmaconnect.exchange.curve import SECRET_VARIABLE
-from rdmaconnect.session.terms import BaseOptions, ConnectOptions, ListenOptions, QpTypeName, make_terms
+from rdmaconnect.session.terms import (
+    BaseOptions,
+    BindOptions,
+    ConnectOptions,
+    EndOptions,
+    ListenOptions,
+    QpTypeName,
+    make_terms,
+)
 
 CONNECTING: list[Callable[..., Any]] = [
     rdmaconnect.connect, rdmaconnect.connect_many, rdmaconnect.meet,
@@ -54,7 +62,8 @@ def test_the_keywords_are_the_fields_of_options() -> None:
 
 
 @pytest.mark.parametrize(("kind", "base"), [
-    (BaseOptions, OptionsDict), (ConnectOptions, BaseOptions), (ListenOptions, BaseOptions),
+    (EndOptions, OptionsDict), (BaseOptions, EndOptions), (BindOptions, EndOptions), (ConnectOptions, BaseOptions),
+    (ListenOptions, BaseOptions),
 ])  # fmt: skip
 def test_each_keyword_is_documented_where_it_is_defined(kind: type, base: type) -> None:
     assert documented(kind) == [name for name in kind.__annotations__ if name not in base.__annotations__]
@@ -147,7 +156,7 @@ def test_every_error_is_exported() -> None:
 def test_what_a_docstring_of_the_front_names_is_exported() -> None:
     for front in (
         rdmaconnect.Connection, rdmaconnect.AsyncConnection, rdmaconnect.Listener, rdmaconnect.AsyncListener,
-        *CONNECTING, *LISTENING, BaseOptions, ConnectOptions, ListenOptions,
+        *CONNECTING, *LISTENING, BaseOptions, BindOptions, ConnectOptions, EndOptions, ListenOptions,
     ):  # fmt: skip
         texts = [inspect.getdoc(front), *(inspect.getdoc(part) for part in vars(front).values() if callable(part))]
         named = set(re.findall(r":(?:class|func):`([\w.]+)`", "\n".join(filter(None, texts))))

@@ -312,6 +312,23 @@ def test_a_peer_that_is_hard_to_reach_holds_up_nobody_else(world: World) -> None
             pass
 
 
+def test_want_of_descriptors_is_no_verdict_while_others_will_give_theirs_back(world: World) -> None:
+    world.listen()
+    with world.connect():  # which waits to be accepted
+        hook = world.software.on("ibv_create_comp_channel", fail=errno.EMFILE, nth=2)  # the connector's own comes first
+        with world.connect():
+            assert hook.seen == 1
+            for _ in range(2):
+                world.listener.accept(deadline_s=PATIENCE_S).close()
+
+
+def test_want_of_descriptors_is_told_where_nobody_has_any_to_give_back(world: World) -> None:
+    world.listen()
+    world.software.on("ibv_create_comp_channel", fail=errno.EMFILE, nth=2)
+    with pytest.raises(PeerRejected, match=r"refused at heard: create a completion channel: .*EMFILE \(24\).*ulimit"):
+        world.connect()
+
+
 def test_several_accepts_at_once_each_get_a_connection(world: World) -> None:
     world.listen()
     accepting = [world.threads.submit(world.listener.accept, deadline_s=PATIENCE_S) for _ in range(3)]

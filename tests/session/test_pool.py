@@ -362,9 +362,14 @@ def test_one_that_is_forgotten_closes_what_it_has(server: Server) -> None:
         pool = Pool(server.url, 2)
         pool.warm()
 
-    with pytest.warns(ResourceWarning, match=r"<Pool .* 2 of 2 ready> was never closed"):  # noqa: PT031
+    with pytest.warns(ResourceWarning, match=r"<Pool .* 2 of 2 ready> was never closed") as seen:  # noqa: PT031
         forget()
         until(lambda: len(server.conns) == 2 and server.open == 0, "who fills it lets it go, and all are closed")
+        pool = seen[0].source
+        assert isinstance(pool, Pool), "the warning keeps it"
+        pool._wake()
+        until(lambda: not pool._filling, "it does nothing more")
+        assert len(server.conns) == 2
 
 
 def test_a_child_of_fork_makes_its_own(server: Server) -> None:

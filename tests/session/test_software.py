@@ -315,14 +315,15 @@ def test_the_last_message_is_given_out_though_the_good_bye_is_there(monkeypatch:
         while here._end.conversation.left is None:
             assert time.monotonic() < end
             time.sleep(0.01)
-        real, looks = here._end.engine.progress, []
+        real, looks = here._end.engine.take, list[int]()
 
-        def late() -> None:
-            looks.append(None)
-            if len(looks) > max(here._end.spin, 1) + 1:  # both looks before the good-bye is seen find nothing
-                real()
+        def late(tries: int) -> bool:
+            looks.append(tries)
+            # both looks before the good-bye is seen find nothing: one that polls, and one without
+            return sum(looks) > here._end.spin + 1 and real(tries)
 
-        monkeypatch.setattr(here._end.engine, "progress", late)
+        monkeypatch.setattr(here._end.engine, "take", late)
         assert here.recv(deadline_s=5) == b"last"
+        assert sum(looks) > here._end.spin + 1
         monkeypatch.undo()
         here.close()

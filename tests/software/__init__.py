@@ -22,6 +22,7 @@ from .ends import End, connected, end_on, joined
 from .hooks import Call, Hook
 from .interrupts import after_verbs
 from .network import Message, Network, Trouble
+from .rdmacm import RdmaCm
 from .world import Software
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Message",
     "Network",
     "Port",
+    "RdmaCm",
     "Software",
     "Trouble",
     "after_verbs",

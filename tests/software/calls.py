@@ -95,13 +95,14 @@ def _names_object(kind: Any) -> bool:
     return isinstance(target, type) and any(target.__name__ in known.typed for known in KINDS)
 
 
-def _raw(kind: Any) -> Any:
+def raw_type(kind: Any) -> Any:
     """The same argument or result as a callback can have it."""
     pointers = (ctypes._Pointer, ctypes.c_char_p)  # type: ignore[attr-defined]
     return ctypes.c_void_p if isinstance(kind, type) and issubclass(kind, pointers) else kind
 
 
-def _failure(fails: Fails, number: int) -> int | None:
+def failure(fails: Fails, number: int) -> int | None:
+    """What a function answers that fails with an errno; that is left for its caller."""
     if fails is Fails.NULL_ERRNO:
         _left.errno = number
         ctypes.set_errno(number)
@@ -150,21 +151,21 @@ def _callback(made: Verb, restype: Any, argtypes: tuple[Any, ...], fails: Fails)
             call = Call(name, number, dict(zip(names, args, strict=True)))
             return _hooked(world, call, [hook for hook in hooks if hook.takes(call)], made, args)
         except Refused as e:
-            return _failure(fails, e.errno)
+            return failure(fails, e.errno)
         except OSError as e:  # no descriptor is left, for example
-            return _failure(fails, e.errno or errno.EIO)
+            return failure(fails, e.errno or errno.EIO)
         except Misused as e:
             told = e.world or world or _current
             if told is not None:
                 told.error(f"{name} {e}")
-            return _failure(fails, errno.EINVAL)
+            return failure(fails, errno.EINVAL)
         except BaseException as e:  # noqa: BLE001  nothing can be raised through C
             told = world or _current
             if told is not None:
                 told.error(f"{name}: {e!r} inside of the device:\n{traceback.format_exc()}", stack=False)
-            return _failure(fails, errno.EIO)
+            return failure(fails, errno.EIO)
 
-    kind = ctypes.CFUNCTYPE(_raw(restype), *map(_raw, argtypes), use_errno=True)
+    kind = ctypes.CFUNCTYPE(raw_type(restype), *map(raw_type, argtypes), use_errno=True)
     function = kind(enter)
     ENTRIES.add(enter.__code__)
     _kept.append(function)
@@ -252,10 +253,10 @@ class Library:
         if prototype is None or name in self.missing:
             raise AttributeError(f"undefined symbol: {name}")
         kind = ctypes.CFUNCTYPE(prototype.restype, *prototype.argtypes, use_errno=True)
-        return _Exported(kind(_exported(name)), prototype.restype, prototype.argtypes)
+        return Exported(kind(_exported(name)), prototype.restype, prototype.argtypes)
 
 
-class _Exported:
+class Exported:
     """A function of the library, as ctypes gives one: called, it leaves the verb's errno to its caller.
 
     A callback's own errno is lost where another thread gets the interpreter before its caller does.

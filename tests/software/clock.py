@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import heapq
 import threading
 import time
@@ -16,15 +17,17 @@ class Clock:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        #: the ident of the thread that runs jobs; None while there are none
+        self._thread: int | None = None
 
     def later(self, seconds: float, job: Callable[[], None]) -> None:
         """Run ``job`` in so many seconds."""
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), job))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="software device's clock", daemon=True)
-                self._thread.start()
+                # not threading.Thread, whose start waits for the new thread: that one may be in a finaliser, which
+                # waits for the device's lock, which is held here
+                self._thread = _thread.start_new_thread(self._run, ())
             self._changed.notify()
 
     def _run(self) -> None:
@@ -32,6 +35,7 @@ class Clock:
             with self._changed:
                 if not self._due:
                     self._thread = None
+                    self._changed.notify_all()
                     return
                 left = self._due[0][0] - time.monotonic()
                 if left > 0:
@@ -40,11 +44,15 @@ class Clock:
                 job = heapq.heappop(self._due)[2]
             job()
 
+    @property
+    def runs(self) -> bool:
+        """Whether its thread is there."""
+        return self._thread is not None
+
     def close(self) -> None:
         """Forget everything, and wait for the thread to end."""
         with self._changed:
             self._due.clear()
             self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            if self._thread != threading.get_ident():
+                self._changed.wait_for(lambda: self._thread is None)

@@ -17,6 +17,7 @@ from rdmaconnect.abi import (
     LinkLayer,
     NodeType,
     PortState,
+    TransportType,
     ibv_context,
     ibv_device,
     ibv_device_attr,
@@ -85,6 +86,7 @@ class Device:
         limits: fields of ``ibv_device_attr`` that are not as in :data:`LIMITS`.
         num_comp_vectors: interrupt vectors.
         node_guid: 64 bits in host order.
+        iwarp: whether it is a device of iWARP.
         keeps_completions: whether completions stay in a queue when their queue pair is reset or destroyed, as
             with rxe; mlx5 takes them out.
     """
@@ -94,6 +96,7 @@ class Device:
     limits: Mapping[str, int] = field(default_factory=dict)
     num_comp_vectors: int = 2
     node_guid: int = 0x5054_00FF_FE00_0001
+    iwarp: bool = False
     keeps_completions: bool = False
 
     def limit(self, name: str) -> int:
@@ -109,7 +112,8 @@ class Listed(Object):
     def __init__(self, world: Any, device: Device) -> None:
         super().__init__(world)
         self.device = device
-        self.c.node_type, self.c.transport_type = NodeType.CA, 0
+        kinds = (NodeType.RNIC, TransportType.IWARP) if device.iwarp else (NodeType.CA, TransportType.IB)
+        self.c.node_type, self.c.transport_type = kinds
         self.c.name = device.name.encode()
         # a node that no kernel makes: nobody is to look at a real one of the same name
         self.c.dev_name = f"software-{device.name}".encode()

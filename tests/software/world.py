@@ -158,7 +158,10 @@ class Software:
 
     def problems(self) -> list[str]:
         """What is wrong at the end of a test: things left, errors, descriptors used after they were closed."""
-        found = [f"{n} {kind} left" for kind, n in self.left().items() if n != self._leaves[kind]]
+        end = time.monotonic() + 5  # what a worker is closing just now is not left
+        while (left := self._left_over()) and time.monotonic() < end:
+            time.sleep(0.01)
+        found = [f"{n} {kind} left" for kind, n in left.items()]
         found += [f"no {kind} left, of {n} that should be" for kind, n in self._leaves.items() if not self.alive[kind]]
         found += [e for e in self.errors if not any(re.search(p, e) for p in self._expected)]
         found += [f"no error {p!r}" for p in self._expected if not any(re.search(p, e) for e in self.errors)]
@@ -167,6 +170,10 @@ class Software:
         while self._guards:
             self._unguard(found.append)
         return found
+
+    def _left_over(self) -> dict[str, int]:
+        """What is left and should not be."""
+        return {kind: n for kind, n in self.left().items() if n != self._leaves[kind]}
 
     # ---- for the verbs
 

@@ -17,21 +17,21 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..objects.interfaces import interface_index
+from .interfaces import interface_index
 
-__all__ = ["Route", "neighbour", "rdma_system", "route"]
+__all__ = ["Route", "ipv4_addresses", "neighbour", "rdma_system", "route"]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _RDMA, _ROUTE = 20, 0  # protocols: NETLINK_RDMA, NETLINK_ROUTE
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE, _MULTI = 2, 3, 0x2
-_NEWNEIGH, _GETNEIGH, _GETROUTE = 28, 30, 26
+_GETADDR, _NEWNEIGH, _GETNEIGH, _GETROUTE = 22, 28, 30, 26
 #: RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_SYS_GET)
 _SYS_GET = (5 << 10) + 6
 _NETNS_MODE, _COPY_ON_FORK = 66, 93
 _RTA_DST, _RTA_SRC, _RTA_OIF, _RTA_GATEWAY = 1, 2, 4, 5
-_NDA_DST = 1
+_NDA_DST, _IFA_LOCAL = 1, 2
 _HEADER = struct.Struct("=IHHII")
 #: NUD_* of linux/neighbour.h
 _STATES = {
@@ -151,6 +151,17 @@ def route(source: Address, target: Address, netdev: str) -> Route | None:
     with contextlib.suppress(OSError, KeyError, struct.error):
         out = socket.if_indextoname(struct.unpack("=I", found[_RTA_OIF])[0])
     return Route(out, str(ipaddress.ip_address(found[_RTA_GATEWAY])) if _RTA_GATEWAY in found else "")
+
+
+def ipv4_addresses() -> dict[str, list[ipaddress.IPv4Interface]]:
+    """The IPv4 addresses of this network namespace with their prefixes, by network device; empty if nothing tells."""
+    found: dict[str, list[ipaddress.IPv4Interface]] = {}
+    with contextlib.suppress(OSError, KeyError, struct.error):
+        for answer in _ask(_ROUTE, _GETADDR, struct.pack("=BBBBI", socket.AF_INET, 0, 0, 0, 0), _DUMP):
+            bits, index = struct.unpack_from("=xBxxI", answer)
+            address = ipaddress.IPv4Interface((_attributes(answer[8:])[_IFA_LOCAL], bits))
+            found.setdefault(socket.if_indextoname(index), []).append(address)
+    return found
 
 
 def neighbour(target: Address, netdev: str) -> str:
