@@ -95,8 +95,9 @@ class Renewing(DataPath):
                     established.ah.close()
                 raise
             established.conversation.lend()
-            # there before the conversation: see replaced
+            # there before the conversation: see replaced, _joining
             self.token = self.known_as = established.token
+            self.life = self.transceiver.life = Life(self.generation + 1, established.remote)
             self.conversation = established.conversation
             self.local, self.peer, self.path, self.ah = (
                 self.transceiver.endpoint,
@@ -104,7 +105,6 @@ class Renewing(DataPath):
                 established.path,
                 established.ah,
             )
-            self.life = self.transceiver.life = Life(self.generation + 1, established.remote)
             self.private_data = established.private_data
             if self.ah is not None:
                 gid = self.path.remote_gid
@@ -206,6 +206,15 @@ class Renewing(DataPath):
         self._notice()
 
     @property
+    def _joining(self) -> bool:
+        """Whether it has joined a peer, and who connects it anew has yet to say that it stands.
+
+        A peer that is quick has sent and closed by then: who waits is to have what it sent.
+        """
+        life = self.life
+        return self._renewing and not life.stands and not life.ended
+
+    @property
     def _is_lost(self) -> bool:
         return self.transceiver.broken is not None or self.conversation.left is not None
 
@@ -219,9 +228,11 @@ class Renewing(DataPath):
             self.transceiver.hold()
 
     def comes_back(self) -> bool:
-        if not self.reconnect_s or self.given_up or self._closed or self.conversation.farewell:
+        if not self.reconnect_s or self.given_up or self._closed:
             return False
         if self.engine.gone is not None:  # the queue pair, and all that is registered, went with its device
+            return False
+        if self.conversation.farewell and not self._joining:
             return False
         if not self._renewing and self._workers is not None:
             self._workers.start(self._renew)  # one step: Ctrl-C leaves nothing half begun

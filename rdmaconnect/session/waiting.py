@@ -113,11 +113,11 @@ class Waiting:
             if answer is not None:
                 break
             if self.transceiver.broken is not None or self.conversation.left is not None:
+                back = self.comes_back()  # first: where it stands just now, what has come can be read from now on
                 self.engine.progress()  # what a peer sent before it went is there by now
                 answer = self._now(attempt)
                 if answer is not None:
                     break
-                back = self.comes_back()
                 flush = None if back else flush or (Deadline(_FLUSH_S) if flushed else None)
                 if not back and (flush is None or self.conversation.left is not None or flush.left_s <= 0):
                     error = self.transceiver.broken
