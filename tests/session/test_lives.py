@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -53,6 +54,32 @@ def fail(connection: Any) -> None:
     with connection._end.engine.lock:
         connection._end.transceiver.qp.move(QpState.ERR)
     assert connection.lost is None  # which looks
+
+
+class _Slow(logging.Handler):
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source, self.seen = source, 0
+
+    def handle(self, record: logging.LogRecord) -> bool:  # without its lock, which the other side would wait for
+        if record.filename == self.source and record.msg.startswith("%s: %s") and record.args[0] == "proven":  # type: ignore[index]
+            self.seen += 1
+            time.sleep(0.2)
+        return True
+
+
+@contextmanager
+def slow_to_stand(source: str) -> Iterator[_Slow]:
+    """Between its proof and its first use the side that logs from this file takes its time."""
+    log, slow = logging.getLogger("rdmaconnect"), _Slow(source)
+    level = log.level
+    log.addHandler(slow)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield slow
+    finally:
+        log.removeHandler(slow)
+        log.setLevel(level)
 
 
 def live(generation: int, *connections: Any) -> None:
@@ -140,6 +167,26 @@ def test_what_an_application_has_closed_stays_closed(software: Software, who: in
         assert other.generation == 1
         with pytest.raises(StateError):
             ends[who].recv()
+
+
+@TYPES
+@pytest.mark.parametrize(("who", "source"), [(0, "probe.py"), (1, "incoming.py")])
+def test_a_peer_that_connects_anew_sends_and_closes_at_once(
+    software: Software, qp_type: str, who: int, source: str
+) -> None:
+    with lasting(qp_type) as ends, ThreadPoolExecutor(1) as threads, slow_to_stand(source) as slow:
+        waits, quick = ends[who], ends[1 - who]
+        waiting = threads.submit(waits.recv, deadline_s=PATIENCE_S)
+        quick.reconnect()
+        quick.send(b"last")
+        quick.close()
+        until(lambda: waits._end.conversation.farewell)
+        seen = waits._end.life.stands
+        assert waiting.result(PATIENCE_S) == b"last"
+        assert (slow.seen, seen) == (1, False)
+        with pytest.raises(PeerClosed, match=r"the peer closed the connection \(close\)"):
+            waits.recv()
+        assert waits.generation == 2
 
 
 def test_where_it_does_not_succeed_everybody_is_told_both_reasons(software: Software) -> None:
