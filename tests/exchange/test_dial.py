@@ -377,7 +377,7 @@ def test_a_name_whose_first_address_nobody_listens_on_is_reached_by_its_second(f
         assert sock is not None
         with sock:
             assert sock.getpeername() == address.sockaddr
-        assert time.monotonic() - started < 0.2
+        assert time.monotonic() - started < 0.45  # a quarter of a second each, had it waited for them
         assert f"[::1]:{free_port}, 127.0.0.1:{free_port}: refused: " in dial.seen()
     assert descriptors() == before
 
@@ -401,7 +401,7 @@ def test_a_silent_address_is_passed_over_after_a_quarter_second() -> None:
             dial = Dial([silent, open_], started)
             with cast(socket.socket, dialled(dial, 5)) as sock:
                 assert sock.getpeername() == open_.sockaddr
-            assert 0.25 <= time.monotonic() - started < 1
+            assert 0.25 <= time.monotonic() - started < 4
             assert f"{silent}: no answer: " in dial.seen()
         finally:
             for sock in full:

@@ -50,7 +50,7 @@ def test_what_is_there_is_taken_at_once(pipe: Pipe) -> None:
 
 def test_nothing_in_time_is_an_error_that_names_the_wait(pipe: Pipe) -> None:
     before = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"wait on pipe: no success within 0\.05"):
+    with pytest.raises(DeadlineExceeded, match=r"wait on pipe: no success within \d"):
         pipe.wait(Deadline(0.05))
     with pytest.raises(ConnectTimeout, match="wait on pipe"):
         asyncio.run(pipe.wait_async(Deadline(0.05, ConnectTimeout)))

@@ -82,7 +82,7 @@ def test_nothing_comes_unless_it_was_armed(pair: Pair) -> None:
     channel = other.channel
     other.post_recv(1)
     one.post_send(1, b"x")
-    with pytest.raises(DeadlineExceeded, match=r"wait on completion channel of rxe2: no success within 0\.5"):
+    with pytest.raises(DeadlineExceeded, match=r"wait on completion channel of rxe2: no success within \d"):
         channel.wait(Deadline(0.5))
     assert polled(one.cq) == [(1, WcStatus.SUCCESS)]
     other.cq.arm()  # what is there already gives no event: hence poll once more after arming

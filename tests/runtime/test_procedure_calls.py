@@ -62,7 +62,7 @@ def test_a_call_is_not_waited_for_beyond_its_deadline_and_its_result_is_undone(t
     def procedure() -> Procedure[None]:
         yield slow.call()
 
-    with pytest.raises(ConnectTimeout, match=r"^do a slow thing: no success within 0\.5"):
+    with pytest.raises(ConnectTimeout, match=r"^do a slow thing: no success within \d"):
         tell(procedure())
     assert clock.waited_s < 2
     assert slow.undone == []

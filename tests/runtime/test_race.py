@@ -59,7 +59,7 @@ def test_the_first_wins_and_the_others_are_ended(how: str) -> None:
     course, start = Course(), time.monotonic()
     won = RUNS[how](course.race(course.after("slow", 9), course.after("quick", 0.1), course.after("slower", 9)))
     assert won == (1, "quick")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 8
     assert course.ended == {"quick": "won"} | dict.fromkeys(["slow", "slower"], "another one was quicker.")
     assert (course.lost, course.undone) == ([], [])
 

@@ -342,7 +342,7 @@ def test_a_peer_that_never_comes(threads: ThreadPoolExecutor, software: Software
     before = time.monotonic()
     with pytest.raises(ConnectTimeout, match=r"has not called connect\(\) with the bytes of this end") as caught:
         pair.start(which, 1.0).result(PATIENCE_S)
-    assert 0.9 < time.monotonic() - before < 3
+    assert 0.9 < time.monotonic() - before < 5
     assert caught.value.stage == "prove the data path"
     pair.ends[1 - which].close()
 

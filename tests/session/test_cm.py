@@ -306,7 +306,7 @@ def test_a_queue_pair_that_cannot_be_moved(
 @pytest.mark.parametrize("function", FOLLOWED)
 def test_a_deadline_passes(cm: RdmaCm, function: str) -> None:
     cm.silent(function)
-    with pytest.raises(ConnectTimeout, match=f"connect: {FOLLOWED[function]}: no success within 0.3"):
+    with pytest.raises(ConnectTimeout, match=f"connect: {FOLLOWED[function]}: no success within"):
         rdmaconnect.connect(URL, deadline_s=0.3)
 
 

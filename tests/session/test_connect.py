@@ -116,7 +116,7 @@ def test_after_the_deadline_nothing_more_is_tried(world: World) -> None:
     hook = world.refuse("here", delay=1.0)
     before = time.monotonic()
     error = world.fails(ConnectTimeout, deadline_s=1.8)
-    assert time.monotonic() - before < 1.8 + 1
+    assert time.monotonic() - before < 1.8 + 3
     assert error.stage == "move to RTR"
     assert "Tried before: " in str(error)
     assert len(world.hellos) == hook.seen == 2

@@ -164,7 +164,7 @@ def test_who_is_told_to_come_again_does_so_until_its_deadline_and_no_longer(worl
         before = time.monotonic()
         with pytest.raises(ConnectTimeout) as caught:
             rdmaconnect.connect(listener.url, device="here", probe=False, deadline_s=0.6)
-        assert time.monotonic() - before < 0.6 + 1
+        assert time.monotonic() - before < 0.6 + 3
         assert "it answered: busy: 1 connections are half open" in str(caught.value)
 
 
@@ -287,7 +287,7 @@ def test_one_that_says_that_it_is_there_may_take_as_long_as_it_said(
         before = time.monotonic()
         message = answer(slow)
         assert isinstance(message, Reject)
-        assert 1.2 < time.monotonic() - before < 3
+        assert 1.2 < time.monotonic() - before < 5
         assert "It asked, and did not go on." in message.why
 
 

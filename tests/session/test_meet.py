@@ -154,7 +154,7 @@ def test_alone_it_waits_until_its_deadline(sides: Sides, software: Software) -> 
     before = time.monotonic()
     with pytest.raises(ConnectTimeout) as caught:
         sides.start(0, 1.0).result(PATIENCE_S)
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 4
     assert f"meet the peer at tcp://127.0.0.1:{sides.ports[1]}" in str(caught.value)
     assert "nothing listens on that port" in str(caught.value)
     again = sides.meet()  # the port is free at once

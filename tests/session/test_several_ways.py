@@ -137,7 +137,7 @@ def test_a_host_that_takes_long_to_find_one_pair_does_not_hold_up_the_other(
     hosts.network.unreachable(THERE[1], 3.0)
     start = time.monotonic()
     one, other = Pair(threads).outcomes()
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 2.9
     check(one, other, 0)
 
 

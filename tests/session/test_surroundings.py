@@ -89,7 +89,7 @@ def test_a_device_that_goes_ends_waiting_calls_and_is_let_go(
             nodes.clear()
         software.event("soft0", EventType.DEVICE_FATAL)
         errors = [one.exception(PATIENCE_S) for one in waiting]
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3
         for one, error in zip(ends, errors, strict=True):
             # the peer is on the same device, and may have said so first
             assert isinstance(error, (rdmaconnect.DeviceError, rdmaconnect.PeerClosed))

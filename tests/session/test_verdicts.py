@@ -84,7 +84,7 @@ def test_a_peer_that_is_gone_is_named_whatever_the_device_said_first(
             assert "the peer is gone: its side channel ended without a good-bye" in str(error)
             assert f"and the data path failed ({status}): its process ended" in str(error)
             assert str(error).endswith(f"This side saw {status} first.")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 3
             assert end.health.state is HealthState.DEAD
 
 
