@@ -356,7 +356,8 @@ def test_a_device_that_goes_ends_waiting_calls_and_nothing_keeps_it(
         node1.run("rdma", "link", "delete", NAME, check=False)
         node1.run("ip", "link", "delete", NETDEV, check=False)
     assert counted.counts["right"] == 2 * number
-    assert max(counted.times["told"]) < 1.5
+    # both from when the command is started, which takes the emulated lab a second
+    assert max(counted.times["told"]) < 3
     assert max(counted.times["deleted"]) < 3
 
 
