@@ -118,3 +118,10 @@ def test_each_command_says_what_it_is_for(lab: Any, capsys: pytest.CaptureFixtur
     ):
         assert word in said
     assert isinstance(lab.parse(["pythons", "-x"]), argparse.Namespace)
+
+
+def test_only_the_pythons_that_were_asked_for(lab: Any) -> None:
+    options = lab.parse(["pythons", "--python", "3.11", "--python", "3.14", "-x"])
+    assert (options.python, options.rest) == (["3.11", "3.14"], ["-x"])
+    with pytest.raises(lab.LabError, match=r"no Python 3\.9 here: give one of 3\.10, 3\.11"):
+        lab.pythons(lab.parse(["pythons", "--python", "3.9"]), None)

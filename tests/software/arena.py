@@ -138,7 +138,7 @@ class Object:
             parent.users += 1
         ALIVE[self.address] = self
         world.made[self.kind] += 1
-        world.alive[self.kind] += 1
+        world.living[self.kind][self.address] = self
 
     def _whole(self) -> Any:
         """The struct that is really allocated."""
@@ -160,7 +160,7 @@ class Object:
         for parent in self.parents:
             parent.users -= 1
         del ALIVE[self.address]
-        self.world.alive[self.kind] -= 1
+        del self.world.living[self.kind][self.address]
         for offset, size in self._spans:
             ctypes.memset(self.address + offset, _POISON, size)
         _ends[self.address] = f"{self} was freed by {how} in thread {threading.current_thread().name}"

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -42,7 +42,8 @@ class Software:
     Attributes:
         devices, network: as given.
         calls: how often each verb was called.
-        alive, made: how many objects of each kind there are, and were ever made.
+        living: the objects of each kind, by their address, the oldest first.
+        made: how many objects of each kind were ever made.
         descriptors: those that it has open.
         errors: what no program may do and one did: use after free, close with something left, ...
     """
@@ -55,7 +56,7 @@ class Software:
         self.network = network or Network()
         self.network.worlds.append(self)
         self.calls: Counter[str] = Counter()
-        self.alive: Counter[str] = Counter()
+        self.living: defaultdict[str, dict[int, Object]] = defaultdict(dict)
         self.made: Counter[str] = Counter()
         self.hooks: dict[str, list[Hook]] = {}
         self.errors: list[str] = []
@@ -139,7 +140,12 @@ class Software:
 
     def objects(self, kind: str) -> list[Any]:
         """The living objects of a kind, the oldest first."""
-        return [one for one in list(ALIVE.values()) if one.world is self and one.kind == kind]
+        return list(self.living[kind].values())
+
+    @property
+    def alive(self) -> Counter[str]:
+        """How many objects of each kind there are."""
+        return Counter({kind: len(objects) for kind, objects in list(self.living.items())})
 
     def left(self) -> dict[str, int]:
         """kind -> how many are alive; only those that are. What is kept for the next connection goes at once."""
@@ -184,7 +190,7 @@ class Software:
 
     def room_for(self, context: Context, kind: str) -> None:
         """Refuse with ENOMEM what a device has no more room for."""
-        if self.alive[kind] >= context.device.limit(f"max_{kind}"):
+        if len(self.living[kind]) >= context.device.limit(f"max_{kind}"):
             raise Refused(errno.ENOMEM)
 
     def made_from(self, context: Context) -> list[Object]:
