@@ -391,10 +391,15 @@ MOST_CALLS = {
 
 
 def test_counts_are_alike_from_round_to_round_and_do_not_grow() -> None:
-    found: dict[str, Any] = json.loads(
-        run(HERE / "counts.py", "--count", 10, "--messages", 20, "--rounds", 3, "--json")
-    )
-    print(json.dumps(found, indent=1))
+    for _ in range(3):  # what else goes on in the process, late on a busy machine, is counted too: not each time
+        found: dict[str, Any] = json.loads(
+            run(HERE / "counts.py", "--count", 10, "--messages", 20, "--rounds", 3, "--json")
+        )
+        print(json.dumps(found, indent=1))
+        apart = {name: of for name, of in found.items() if of.get("spread", {}).get("instructions", 0) >= 0.2}
+        if not apart:
+            break
+    assert apart == {}
     assert {name: found[name]["calls"] for name, most in MOST_CALLS.items() if found[name]["calls"] > most} == {}
     zmq, ours, all_ours = (found.pop(statement) for statement in counts.IMPORTS)
     assert ours["instructions"] < zmq["instructions"] / 4
@@ -404,7 +409,6 @@ def test_counts_are_alike_from_round_to_round_and_do_not_grow() -> None:
     assert len(found) == 8
     for name, of in found.items():
         assert of["instructions"] > of["calls"] > 0, name
-        assert of["spread"]["instructions"] < 0.2, name
         assert of.get("system_calls", 1) > 0, name
     bulk, one = found["one of connect_many(10)"], found["connect, the second"]
     assert bulk["instructions"] < one["instructions"]
