@@ -50,9 +50,8 @@ class Storm:
     def _connect(self, number: int) -> None:
         self._go.wait()
         self._begun.append(time.monotonic())
-        connection = self._counted.call(
-            "connect", rdmaconnect.connect, self._url, private_data=b"%d" % number, deadline_s=DEADLINE_S, **self._options
-        )
+        options = {"private_data": b"%d" % number, "deadline_s": DEADLINE_S, **self._options}
+        connection = self._counted.call("connect", rdmaconnect.connect, self._url, **options)
         if connection is not None:
             self.made[number] = connection
 
