@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterator
@@ -56,3 +57,9 @@ def cm(software: Software) -> Iterator[RdmaCm]:
         end = time.monotonic() + 30
         while (made.left() or software.left()) and time.monotonic() < end:
             time.sleep(0.01)
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test is not looked through at each collection of garbage in them."""
+    gc.collect()
+    gc.freeze()
