@@ -219,19 +219,23 @@ class Flat:
 class Machine:
     """A process that does nothing but look by how much this machine is too slow just now.
 
-    It sleeps, and sees how late it wakes; and it adds up for how long the threads of this process could have run and
-    had no processor: whoever has the interpreter's lock meanwhile holds up all others.
+    It sleeps, and sees how late it wakes; and it adds up for how long the threads of this process and of its children
+    could have run and had no processor: whoever has the interpreter's lock meanwhile holds up all others.
 
-    Source: proc(5), /proc/pid/task/tid/schedstat: its second number, in ns.
+    Source: proc(5), /proc/pid/task/tid/schedstat: its second number, in ns; /proc/pid/task/tid/children.
     """
 
     _PROGRAM = (
         "import glob, sys, time\n"
+        "def read(name):\n"
+        " try: return open(name).read().split()\n"
+        " except OSError: return []\n"
         "def delays():\n"
-        " found = {}\n"
-        " for name in glob.glob(f'/proc/{sys.argv[1]}/task/*/schedstat'):\n"
-        "  try: found[name] = int(open(name).read().split()[1]) / 1e9\n"
-        "  except (OSError, IndexError): pass\n"
+        " pids, found = [sys.argv[1]], {}\n"
+        " for pid in pids:\n"
+        "  for task in glob.glob(f'/proc/{pid}/task/*'):\n"
+        "   pids += read(f'{task}/children')\n"
+        "   for waited in read(f'{task}/schedstat')[1:2]: found[task] = int(waited) / 1e9\n"
         " return found\n"
         "before = delays(); looks = 5\n"
         "while True:\n"
@@ -301,4 +305,5 @@ def campaign(name: str) -> Iterator[Campaign]:
     finally:
         LINES.append(made.line())
     assert made.foreign == {}, "\n".join(made.foreign.values())
-    assert made.late() == []
+    late = made.late()
+    assert late == [], "\n".join(late)
