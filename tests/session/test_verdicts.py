@@ -76,6 +76,8 @@ def test_a_peer_that_is_gone_is_named_whatever_the_device_said_first(
             waiting = threads.submit(end.recv, deadline_s=PATIENCE_S)
             time.sleep(0.05)
             began = time.monotonic()
+            proxy.cut(True)  # who is killed answers nothing any more
+            proxy.cut(False)
             fail(end, status)  # the side channel follows: as where memory is freed before sockets
             end._end.engine.changed.notify()
             proxy.close()
