@@ -206,7 +206,7 @@ def test_connectors_that_wait_for_a_process_that_was_stopped(
 
 def test_raw_hellos_within_50_ms(counted: Campaign) -> None:
     # all is made before, and sent in one go to another process: nothing here takes turns with who sends
-    number = room_for(min(100 * SCALE, 1000), 1)
+    number = room_for(min(100 * SCALE, 1000), 6)
     for _ in range(scaled(1, 100)):
         with Child(LISTENER) as child:
             port = int(child.line())
