@@ -131,6 +131,8 @@ def test_r05_no_grh_on_ethernet(node1: Node) -> None:
 
 #: so that a device gives up after some 50 ms
 QUICK = {"timeout": 12, "retry_cnt": 2}
+#: each end finds a dead path itself, or is told by the other, which of them on each of the ways that are tried
+FOUND = (CompletionError, PeerRejected)
 
 
 def test_r06_a_network_that_carries_less(node1: Node, node2: Node) -> None:
@@ -139,8 +141,8 @@ def test_r06_a_network_that_carries_less(node1: Node, node2: Node) -> None:
     words = (
         r"16 bytes arrive, 8193 do not: the network between carries less than path_mtu 4096; give a smaller path_mtu"
     )
-    here.says(CompletionError, words, 10)
-    there.says((PeerRejected, CompletionError), words, 10)  # both may find it at the same time
+    here.says(FOUND, words, 10)
+    there.says(FOUND, words, 10)
 
 
 def test_r08_a_psn_that_is_off_by_one(node1: Node, node2: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +254,8 @@ def test_r20_the_port_is_down(node1: Node, node2: Node, side: str) -> None:
 def test_r23_a_firewall_on_roce(node1: Node, node2: Node) -> None:
     with lost(node1, *ROCE), lost(node2, *ROCE):
         here, there = both(node1, node2, connect=QUICK)
-    here.says(CompletionError, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
-    there.says(PeerRejected, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
+    here.says(FOUND, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
+    there.says(FOUND, "RETRY_EXC_ERR .*a firewall drops RoCE .UDP port 4791: `nft list ruleset`", 10)
 
 
 def test_r33_r34_a_type_and_a_place_that_there_is_not(node1: Node) -> None:
@@ -274,11 +276,8 @@ def test_r24_a_q_key_that_does_not_fit(node1: Node, node2: Node, monkeypatch: py
         return path
 
     on_device(monkeypatch, node2, "to_rtr", other)
-    late, other = sorted(both(node1, node2, connect={"qp_type": "UD"}), key=lambda end: end.kind)
-    late.says(ConnectTimeout, "no success within .*UD also drops in silence what comes with another Q_Key")
-    other.says(
-        (PeerRejected, ConnectTimeout), "no success within .*UD also drops in silence what comes with another Q_Key"
-    )
+    for end in both(node1, node2, connect={"qp_type": "UD"}):
+        end.says((ConnectTimeout, PeerRejected), "no success within .*UD also drops in silence .* another Q_Key")
 
 
 def test_r24_a_datagram_to_an_address_that_does_not_answer(node1: Node, node2: Node) -> None:
