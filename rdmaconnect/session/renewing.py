@@ -223,9 +223,8 @@ class Renewing(DataPath):
             self.comes_back()
 
     def _fail(self) -> None:
-        """The data path has failed: nothing more is posted that could only fail too. The engine's lock is held."""
-        if self.comes_back():
-            self.transceiver.hold()
+        """The data path has failed: begin to connect it anew. The engine's lock is held."""
+        self.comes_back()
 
     def comes_back(self) -> bool:
         if not self.reconnect_s or self.given_up or self._closed:

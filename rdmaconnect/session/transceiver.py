@@ -238,6 +238,7 @@ class Transceiver(Restarting):
                 WcStatus(status), vendor_err=wc.vendor_err, wr_id=wr_id, qp_num=wc.qp_num,
                 opcode="receive" if wr_id < _SEND else "send", doing=f"use {self.qp.name}",
             )  # fmt: skip
+            self.hold()  # what is posted from here on could only fail too, and each time leave room for more
             if self.on_broken is not None:
                 self.on_broken()
         if wr_id < _SEND:

@@ -13,7 +13,7 @@ import pytest
 from software import Device, Software, connected
 
 import rdmaconnect
-from rdmaconnect.abi import SendFlags, WcStatus, WrOpcode, ibv_send_wr
+from rdmaconnect.abi import QpState, SendFlags, WcStatus, WrOpcode, ibv_send_wr
 from rdmaconnect.agreement.endpoint import RemoteRegion
 from rdmaconnect.errors import CompletionError, DeadlineExceeded, PeerClosed, PostError, StateError
 from rdmaconnect.objects.work_request import SendRequest
@@ -502,3 +502,12 @@ def test_who_polls_without_end_leaves_others_a_turn(software: Software) -> None:
             assert there.recv() == b"%d" % number
         there.send(b"last")
         assert received.result(PATIENCE_S) == b"last"
+
+
+@TYPES
+def test_who_only_posts_is_told_that_the_connection_failed(software: Software, qp_type: str) -> None:
+    """A queue pair in ERR ends each work request at once, so that there is always room for another one."""
+    with connected(qp_type) as (here, _):
+        here._end.transceiver.qp.modify({"qp_state": QpState.ERR})
+        with pytest.raises(CompletionError, match="WR_FLUSH_ERR"):
+            [here.post_send(b"x", deadline_s=PATIENCE_S) for _ in range(1000)]
