@@ -202,7 +202,7 @@ class Renewing(DataPath):
     def _attend(self) -> None:
         """See when it is lost, whether anybody waits for anything of it or not."""
         self.conversation.on_change = weakly(self._notice)
-        self.transceiver.on_broken = weakly(self._fail)
+        self.transceiver.on_broken = weakly(self._notice)
         self._notice()
 
     @property
@@ -221,10 +221,6 @@ class Renewing(DataPath):
     def _notice(self) -> None:
         if self._is_lost:
             self.comes_back()
-
-    def _fail(self) -> None:
-        """The data path has failed: begin to connect it anew. The engine's lock is held."""
-        self.comes_back()
 
     def comes_back(self) -> bool:
         if not self.reconnect_s or self.given_up or self._closed:

@@ -80,8 +80,9 @@ class Restarting:
         self._most_sent = 0
 
     def go_on(self) -> None:
-        """Post what users have. Called with the engine's lock held."""
-        self._most_sent = self.sizes.send_depth
+        """Post what users have, unless it has failed since. Called with the engine's lock held."""
+        if self.broken is None:
+            self._most_sent = self.sizes.send_depth
 
     def stop(self) -> None:
         """To ERR, and take what the device has to tell of what was posted. Blocks, for a quarter of a second at most.
